@@ -1,6 +1,6 @@
-"""Run a kernel's source on the CPU, thread by thread, and report what a GPU would hide.
+"""Runs a kernel's source on the CPU, thread by thread, and reports bugs that a GPU would hide.
 
-``load(source)`` compiles the very text that NVRTC compiles, against host meanings of the primitives.
+``load(source)`` compiles the text that NVRTC compiles, with host implementations of the primitives.
 """
 
 from __future__ import annotations

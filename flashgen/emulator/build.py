@@ -1,4 +1,4 @@
-"""Build the runtime once and each kernel once; both are cached by everything that goes into them."""
+"""Builds the runtime and kernels as shared libraries. The cache key covers everything that goes into them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ENTRY = '\n#line 1 "flashgen emulator entry"\nFLASHGEN_EMU_ENTRY({name})\n'
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library that was built, and where the cache has it."""
+    """A shared library and its key in the cache."""
 
     key: str
     binary: Binary
 
 
 def runtime_library() -> Library:
-    """The shared library that carries out the primitives, built if need be."""
+    """The shared library that implements the primitives, from the cache or built."""
     tools = find_toolchain()
     include = include_dir()
     key = _runtime_key(tools, _versions(include))
@@ -43,22 +43,22 @@ def runtime_library() -> Library:
 
 
 def _soname(key: str) -> str:
-    """The runtime's name: kernels ask for it by that, and find the one that the process has loaded."""
+    """The runtime's soname, by which kernels link to the loaded runtime."""
     return f"libflashgen-emulator-{key[:32]}.so"
 
 
 @functools.lru_cache(maxsize=4)
 def _runtime_key(tools: Toolchain, files: tuple[_Version, ...]) -> str:
-    """What the runtime is built from; each kernel asks, and as long as no file changes none is read again."""
+    """The key of the runtime. Each kernel needs it, so unchanged files are not read again."""
     return _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (Path(path).read_bytes() for path, _, _ in files))
 
 
 def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
-    """The shared library of one kernel, built if need be; ``race`` makes it tell of its loads and stores."""
+    """The shared library of one kernel, from the cache or built; ``race`` adds hooks to its loads and stores."""
     tools = find_toolchain()
     include = include_dir()
     runtime = runtime_library()
-    # Without the comment at the top, which is no part of the key and would move the lines below it.
+    # The comment at the top is not part of the key, and would shift line numbers.
     source = f'#line 1 "{KERNEL_FILE}"\n{code_of(text)}{_ENTRY.format(name=name)}'
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
     link_flags = (*tools.kernel_link_flags, *(tools.hook_link_flags if race else ()))
@@ -66,7 +66,7 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
     key = _digest((tools.identity, *tools.flags, *flags, *link_flags, runtime.key), contents)
 
     def build(output: Path) -> None:
-        # The linker wants to see the runtime that the kernel will find loaded.
+        # The linker needs the runtime's file to resolve its symbols.
         linked = output.with_name(_soname(runtime.key))
         linked.write_bytes(runtime.binary.image)
         _build_kernel(tools, flags, (str(linked), *link_flags), name, source, output)
@@ -75,14 +75,14 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
 
 
 def _nameless(code: str, name: str) -> str:
-    """The code with nothing for the kernel's name, which is all that some kernels of two specs differ in."""
-    # What stands in front of the name is looked at behind it: a pattern that begins with letters is found at once.
+    """The code without the kernel's name, so that kernels that differ only in names share a library."""
+    # A pattern that begins with literal text is found fastest, so the lookbehind comes after the name.
     word = re.escape(name)
     return re.sub(rf"{word}(?<!\w{word})\b", "\0", code)
 
 
 def _included(text: str, include: Path) -> list[Path]:
-    """The headers that a text reads, as one written by hand may, and those that they read."""
+    """The headers that a text includes, directly or not. Rendered sources include none, edited ones may."""
     found: dict[Path, None] = {}
     texts = [text]
     while texts:
@@ -95,7 +95,7 @@ def _included(text: str, include: Path) -> list[Path]:
 
 
 def _versions(include: Path) -> tuple[_Version, ...]:
-    """The files that the runtime is built from. Each launch of a kernel asks, so this makes no Path per file."""
+    """The files that the runtime is built from. Every launch calls this, so it makes no Path per file."""
     found: list[_Version] = []
     for folder in (str(_RUNTIME), f"{include}/flashgen/emu"):
         with os.scandir(folder) as entries:
@@ -141,7 +141,7 @@ def _build_kernel(
 
 
 def _cached(key: str, name: str, tools: Toolchain, build: Callable[[Path], None]) -> Library:
-    """The library of a key, which ``build`` writes to the given path if the cache does not have it."""
+    """The library with this key. If the cache does not have it, ``build`` writes it to a path."""
     cache = default_cache()
 
     def make() -> Binary:

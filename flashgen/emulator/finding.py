@@ -1,4 +1,4 @@
-"""A finding of the runtime as an EmulationError that says what, where, who and how to see it again."""
+"""Converts a finding of the runtime to an EmulationError: what, where, which thread, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flashgen.emulator.loading import image_of
 from flashgen.emulator.places import Places
 from flashgen.errors import EmulationError
 
-#: Files of the emulator itself; people look for their own lines.
+#: Files of the emulator, which errors do not show.
 _INTERNAL = ("flashgen/emu/", "flashgen emulator entry")
 
 Grid: TypeAlias = tuple[int, int, int]
 
 
 class Options(TypedDict):
-    """What repeats a launch."""
+    """The options that reproduce a launch."""
 
     schedule: str
     seed: int
@@ -29,7 +29,7 @@ class Options(TypedDict):
 
 
 def emulation_error(report: ReportRecord, places: Places, grid: Grid, options: Mapping[str, object]) -> EmulationError:
-    """The error for a report that the runtime filled in; ``options`` (all of Options) repeat the launch."""
+    """The error for the runtime's report; ``options``, which are all of Options, reproduce the launch."""
     kind, kernel = _text(report.kind), places.name
     calls, other_calls = ([places.named(call) for call in _calls(place)] for place in (report.place, report.other))
     lines = [f"{kind}: {places.named(_text(report.what))}", *_describe(report.place, calls, grid)]
@@ -64,7 +64,7 @@ def _innermost(calls: list[str]) -> tuple[str | None, int | None]:
 
 
 def _describe(place: PlaceRecord, calls: list[str], grid: Grid) -> list[str]:
-    """Where and who, a line each."""
+    """The places and the thread, a line each."""
     lines = [f"  {'at' if i == 0 else 'called from'} {call}" for i, call in enumerate(calls)]
     if place.thread >= 0:
         warp, lane = divmod(place.thread, 32)
@@ -94,7 +94,7 @@ def _called_from(place: PlaceRecord) -> list[str]:
 
 
 def _inlined_places(place: PlaceRecord) -> list[str]:
-    """The chain of inlined calls at the place's code address, innermost first; empty where no tool tells."""
+    """The chain of inlined calls at the place's code address, innermost first; empty without addr2line."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     image = image_of(_text(place.library))
     if image is None or not place.code_offset or tool is None:
@@ -108,13 +108,13 @@ def _inlined_places(place: PlaceRecord) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = (line.split(" (discriminator")[0].strip() for line in done.stdout.splitlines())
-    # Compilers put the directory that they ran in before the names of #line, which are relative.
+    # Compilers prefix the relative file names of #line with their working directory.
     known = [_shorten(line) for line in lines if not line.startswith("?") and not line.endswith((":0", ":?"))]
     return [line for line in known if not any(name in line for name in _INTERNAL)]
 
 
 def _shorten(place: str) -> str:
-    """``templates/...`` and ``flashgen/...`` paths from where they start; others as they are."""
+    """Paths below ``templates``, ``flashgen`` and ``kernels`` from there on; others unchanged."""
     for root in ("templates/", "flashgen/", "kernels/"):
         _, found, rest = place.partition(f"/{root}")
         if found:

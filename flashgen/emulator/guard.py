@@ -1,4 +1,4 @@
-"""Arrays beside pages that trap, so that a stray access of a kernel is a finding and not a lucky read."""
+"""Arrays next to pages that trap, so that every stray access of a kernel is a finding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _PAGE = mmap.PAGESIZE
 _PROT_NONE, _PROT_READ = 0, 1
-#: How far on either side memory traps: further than an index that overflowed in 32 bits leads, by elements of 4 bytes.
+#: Bytes on either side that trap: more than a 32-bit index of 4-byte elements can reach.
 _REACH = 2**34
 #: Linux's; Python has it from 3.13 on.
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
-#: As 16-bit and 32-bit floats these bytes are NaN: what lies around the array must never be used.
+#: NaN as 16-bit and 32-bit floats. It fills the memory around the array.
 _POISON = b"\xff"
 
-#: Views that reach over more bytes than this are used where they lie: they are nearly all gap.
+#: Views that span more bytes than this are not copied, because most of the span is gaps.
 LARGEST_GUARDED = 2**28
 
 Side: TypeAlias = Literal["end", "begin"]
@@ -37,9 +37,9 @@ SIDES: tuple[Side, ...] = ("end", "begin")
 def guarded_copy(array: NDArray[Any], *, at: Side = "end", alignment: int = 16) -> NDArray[Any]:
     """A copy of ``array``, with the same strides, whose last byte lies just before a page that traps.
 
-    ``at="begin"`` puts its first byte just after such a page instead. ``alignment`` is what the copy's
-    address must be a multiple of; at the end of a page it may leave a gap of fewer bytes than that, which
-    holds NaN. Use ``alignment=array.itemsize`` for no gap at all.
+    ``at="begin"`` puts its first byte just after such a page instead. The copy's address is a multiple of
+    ``alignment``, which may leave a gap of fewer bytes before the page. The gap holds NaN. Use
+    ``alignment=array.itemsize`` for no gap.
     """
     import numpy as np
 
@@ -48,7 +48,7 @@ def guarded_copy(array: NDArray[Any], *, at: Side = "end", alignment: int = 16) 
         raise LaunchError(f"alignment={alignment!r} is not a power of two from 1 to {_PAGE}; 16 suits kernels")
     before, span = _extent(array)
     pages = _between_traps(span)
-    # The array's own address is what must be aligned, which is not its lowest one when a stride is negative.
+    # Align the array's own address, which is not its lowest one if a stride is negative.
     slack = pages.size - span
     offset = 0 if at == "begin" else slack - (slack + before) % alignment
     if offset < 0:
@@ -59,11 +59,11 @@ def guarded_copy(array: NDArray[Any], *, at: Side = "end", alignment: int = 16) 
     return copy
 
 
-class GuardedStretch:
-    """A copy of some bytes with a page that traps right behind it (or, ``at="begin"``, right before it).
+class GuardedRange:
+    """A copy of some bytes with a page that traps right behind it (or, with ``at="begin"``, right before it).
 
-    There is no gap, so the copy is aligned only as far as its number of bytes is; what kernels access in vectors
-    is a multiple of these. Bytes that are not ``writable`` trap stores.
+    There is no gap, so the copy is only as aligned as its size. The sizes of arrays that kernels access by vectors
+    are multiples of the vector. Stores to bytes that are not ``writable`` trap.
     """
 
     def __init__(self, name: str, address: int, size: int, writable: bool, at: Side) -> None:
@@ -76,11 +76,11 @@ class GuardedStretch:
             _protect(self._pages.address, self._pages.size, _PROT_READ)
 
     def holds(self, address: int) -> bool:
-        """Whether this is an address of the original; of an empty one, its own."""
+        """Whether an address lies in the original. An empty range holds its own address."""
         return 0 <= address - self.original < max(self.size, 1)
 
-    def hand_back(self) -> None:
-        """Copy to the original what was written; a finding if anything beside it was."""
+    def copy_back(self) -> None:
+        """Copies the bytes back to the original. Raises a finding if the kernel wrote next to them."""
         if not self.writable:
             return
         pages, end = self._pages, self._offset + self.size
@@ -89,35 +89,35 @@ class GuardedStretch:
                 kind = "global memory out of bounds"
                 raise EmulationError(
                     f"{kind}: a kernel of this call wrote {where} '{self.name}' ({self.size} bytes), less than a"
-                    " page away; race=True tells which line did",
+                    " page away; run with race=True to find the line",
                     kind=kind,
                 )
         ctypes.memmove(self.original, self.address, self.size)
 
 
 class GuardedCall:
-    """Guarded copies of the stretches of memory (name, address, bytes, writable) that a call may touch."""
+    """Guarded copies of the ranges of memory (name, address, bytes, writable) that a call may access."""
 
-    def __init__(self, stretches: Iterable[tuple[str, int, int, bool]], at: Side = "end") -> None:
+    def __init__(self, ranges: Iterable[tuple[str, int, int, bool]], at: Side = "end") -> None:
         _check_side(at)
-        small = (stretch for stretch in _merged(stretches) if stretch[2] <= LARGEST_GUARDED)
-        self.stretches = tuple(GuardedStretch(*stretch, at) for stretch in small)
+        small = (part for part in _merged(ranges) if part[2] <= LARGEST_GUARDED)
+        self.ranges = tuple(GuardedRange(*part, at) for part in small)
 
     def moved(self, address: int) -> int:
-        """Where the copy of what lies at an address is; an address of none of the stretches stays."""
-        stretch = next((s for s in self.stretches if s.holds(address)), None)
-        return address if stretch is None else address - stretch.original + stretch.address
+        """The address in the copy that corresponds to an address. Addresses in no range are unchanged."""
+        part = next((s for s in self.ranges if s.holds(address)), None)
+        return address if part is None else address - part.original + part.address
 
-    def hand_back(self) -> None:
-        """Copy all that was written to where it belongs; a finding if anything beside it was."""
-        for stretch in self.stretches:
-            stretch.hand_back()
+    def copy_back(self) -> None:
+        """Copies all ranges back. Raises a finding if the kernel wrote next to one."""
+        for part in self.ranges:
+            part.copy_back()
 
 
-def _merged(stretches: Iterable[tuple[str, int, int, bool]]) -> list[tuple[str, int, int, bool]]:
-    """Stretches that overlap, as views of one array do, as one: each address then lies in one at most."""
+def _merged(ranges: Iterable[tuple[str, int, int, bool]]) -> list[tuple[str, int, int, bool]]:
+    """The ranges, with overlapping ones merged, so that each address lies in at most one."""
     merged: list[tuple[str, int, int, bool]] = []
-    for name, address, size, writable in sorted(stretches, key=lambda stretch: stretch[1:3]):
+    for name, address, size, writable in sorted(ranges, key=lambda part: part[1:3]):
         last = merged[-1] if merged else ("", 0, 0, False)
         if merged and address < last[1] + max(last[2], 1):
             end = max(last[1] + last[2], address + size)
@@ -133,7 +133,7 @@ def _check_side(at: str) -> None:
 
 
 def _extent(array: NDArray[Any]) -> tuple[int, int]:
-    """Bytes below the array's address, and bytes from its lowest to its highest one."""
+    """Bytes below the array's address, and bytes from its lowest to its highest address."""
     if array.size == 0:
         return 0, 0
     reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
@@ -143,7 +143,7 @@ def _extent(array: NDArray[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Memory that can be used, ``reach`` bytes after the beginning and before the end of a mapping that traps."""
+    """Usable memory inside of a mapping that traps ``reach`` bytes before and behind it."""
 
     memory: mmap.mmap
     address: int
@@ -155,17 +155,17 @@ class _Pages:
 
 
 def _between_traps(size: int) -> _Pages:
-    """Pages for so many bytes, all poison, between stretches that trap.
+    """Pages for so many bytes, filled with NaN, between ranges that trap.
 
-    The stretches are address space and no memory. They are wide because nobody says that a stray store hits the next
-    page first: one that leaps over it would fall on whatever the process keeps there.
+    The ranges use address space, but no memory. They are wide because a stray store may skip the next page, and would
+    then corrupt the process.
     """
     import numpy as np
 
     inner = -(-size // _PAGE) * _PAGE
     memory, reach = _reserve(inner)
     memory[reach : reach + inner] = _POISON * inner
-    # The view goes at once: a mapping that somebody views cannot go away.
+    # This view is dropped at once, because a mapping with views cannot be freed.
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
     _protect(start, reach, _PROT_NONE)
     _protect(start + reach + inner, reach, _PROT_NONE)
@@ -173,7 +173,7 @@ def _between_traps(size: int) -> _Pages:
 
 
 def _reserve(inner: int) -> tuple[mmap.mmap, int]:
-    """A mapping with room for so many bytes and a reach on both sides: one page where address space is short."""
+    """A mapping for so many bytes with a reach on both sides, which is one page if address space is short."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         with suppress(OSError):

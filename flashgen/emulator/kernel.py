@@ -1,4 +1,4 @@
-"""A kernel compiled for the CPU, and how it is launched."""
+"""Kernels compiled for the CPU, and their launch."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _PARAMS_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of the caller that a kernel may touch; everything else is out of bounds."""
+    """Memory of the caller that a kernel may access; everything else is out of bounds."""
 
     name: str
     address: int
     bytes: int
     writable: bool = False
-    #: A kernel launched before this one may write or read it until ``griddep_wait``: what is ``writable`` is NaN
-    #: until then, and in race mode nobody may touch it earlier.
+    #: An earlier kernel may access it until ``griddep_wait``. Until then ``writable`` buffers are NaN, and in race
+    #: mode an access is a finding.
     from_primary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A kernel's library, loaded."""
+    """A kernel's loaded library."""
 
     library: ctypes.CDLL
     entry: int | None
@@ -73,16 +73,16 @@ class EmulatedKernel:
         race: bool | None = False,
         line_table: Callable[[], Sequence[Origin]] | None = None,
     ) -> None:
-        """Builds what runs with or without race mode, or neither if ``race`` is None; the rest when it is first run.
+        """Builds the library with or without race mode, or neither if ``race`` is None. Launches build what is missing.
 
-        Findings name the places of ``line_table``, which has an origin for each line of ``text``.
+        Findings name the places in ``line_table``, which has an origin for each line of ``text``.
         """
         self.name = name
         self._places = Places(name, text, line_table)
         self._threads = threads
         self._smem_bytes = smem_bytes
         self._text = text
-        # The runtime first: the kernel's library asks for it by name.
+        # Load the runtime first, because the kernel's library links to it.
         self._runtime = load_runtime()
         self._builds: dict[bool, _Build] = {}
         if race is not None:
@@ -104,21 +104,21 @@ class EmulatedKernel:
         cooperative: bool = False,
         traffic: list[LaunchTraffic] | None = None,
     ) -> None:
-        """Run the grid to its end; EmulationError when the kernel did what it must not.
+        """Runs the grid. Raises EmulationError if the kernel does something wrong.
 
-        ``blocks`` counts them along x, or along x, y and z.
+        ``blocks`` is their number along x, or along x, y and z.
 
-        ``threads`` and ``smem_bytes`` are the plan's unless given. ``schedule`` says in which order threads
-        run: sequential, reverse, random or priority, the last two drawn from ``seed``. ``resident`` blocks
-        run at the same time, by default one; two in race mode and under the schedules drawn from a seed.
-        ``cluster`` blocks, neighbours along x, form a cluster and are resident together. ``cooperative=True``
-        makes all blocks resident. Without ``buffers``, global addresses are not checked.
+        ``threads`` and ``smem_bytes`` default to the plan's. ``schedule`` is the order of threads: sequential,
+        reverse, random or priority. The last two depend on ``seed``. ``resident`` blocks run concurrently: by
+        default one, or two in race mode and with a random schedule. ``cluster`` consecutive blocks along x form a
+        cluster and are resident together. ``cooperative=True`` makes all blocks resident. Without ``buffers``,
+        global addresses are not checked.
 
-        ``race=True`` runs a build that tells of each load and store: unordered accesses of shared memory or,
-        by several blocks, of writable buffers; reads of shared memory that nobody wrote; bytes used while a
-        copy is in flight; addresses out of bounds or misaligned.
+        ``race=True`` runs a build with hooks on each load and store. It finds unordered accesses of shared memory
+        and, by several blocks, of writable buffers; reads of uninitialized shared memory; accesses of bytes while a
+        copy is in flight; and addresses that are out of bounds or misaligned.
 
-        ``traffic`` gets the bytes of each buffer that this launch reads and writes appended, from the same build.
+        The launch appends to ``traffic`` the bytes of each buffer that it reads and writes. This needs that build, too.
         """
         if schedule not in SCHEDULES:
             raise LaunchError(f"schedule={schedule!r} is not known; use one of {', '.join(SCHEDULES)}")
@@ -175,7 +175,7 @@ class EmulatedKernel:
 
 
 def load(source: KernelSource, *, race: bool | None = False) -> EmulatedKernel:
-    """Compile ``source`` for the CPU (once; it is cached) and load it; ``race`` says for which mode, None later."""
+    """Compiles ``source`` for the CPU, unless it is cached, and loads it. ``race=None`` does so at the first launch."""
     plan = source.plan
     threads, smem_bytes = plan.threads, plan.smem.bytes
     table = partial(_line_table, source)
@@ -183,7 +183,7 @@ def load(source: KernelSource, *, race: bool | None = False) -> EmulatedKernel:
 
 
 def _line_table(source: KernelSource) -> Sequence[Origin]:
-    # Imported when something is wrong: it brings the template engine with it.
+    # Only findings need this import, which loads the template engine.
     from flashgen.render.lines import line_table
 
     return line_table(source)

@@ -1,4 +1,4 @@
-"""The runtime library as ctypes sees it; the layouts are those of ``runtime/api.h``."""
+"""The ctypes interface of the runtime library, with the layouts of ``runtime/api.h``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashgen.emulator.loading import load_library
 #: Names of the schedules, by the numbers of ``FlashgenEmuSchedule``.
 SCHEDULES = {"sequential": 0, "reverse": 1, "random": 2, "priority": 3}
 
-#: The runtime has one machine, so launches take turns.
+#: The runtime has global state, so launches are serialized.
 launch_lock = threading.Lock()
 
 
@@ -82,7 +82,7 @@ class ReportRecord(ctypes.Structure):
 
 
 def load_runtime() -> ctypes.CDLL:
-    """The runtime, loaded once per process and build."""
+    """The runtime library. A process loads each build once."""
     library = load_library(runtime_library)
     library.flashgen_emu_launch.argtypes = (ctypes.POINTER(LaunchRecord), ctypes.POINTER(ReportRecord))
     library.flashgen_emu_launch.restype = ctypes.c_int

@@ -1,4 +1,4 @@
-"""Load libraries into this process: exactly the bytes that the cache has verified."""
+"""Loads libraries into this process: exactly the bytes that the cache has verified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _images: dict[str, bytes] = {}
 
 
 def load_library(obtain: Callable[[], Library]) -> ctypes.CDLL:
-    """Load the library that ``obtain`` returns; if the loader refuses it, discard and rebuild it."""
+    """The loaded library that ``obtain`` returns. If the loader refuses it, it is discarded and rebuilt."""
     library = obtain()
     try:
         return _open(library)
@@ -31,7 +31,7 @@ def load_library(obtain: Callable[[], Library]) -> ctypes.CDLL:
     except OSError as error:
         raise CompileError(
             f"the library of the {library.binary.name} was built, but this system does not load it ({error}); if"
-            f" {default_cache().root} forbids programs (noexec), set FLASHGEN_CACHE_DIR to a directory that allows them"
+            f" {default_cache().root} is mounted noexec, set FLASHGEN_CACHE_DIR to another directory"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Places in a kernel's text: the compiler counts the lines of its code, people look for their templates."""
+"""Maps lines of a kernel's code to places in templates and headers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from flashgen.render.source import Origin, code_of
 
-#: What the compiler takes every kernel's code for: kernels that differ in no more than their names share a library.
+#: The file name of every kernel's code, so that kernels that differ only in their names share a library.
 KERNEL_FILE = "emitted.cu"
 _PLACE = re.compile(rf"(?:[^\s(]*/)?\b{re.escape(KERNEL_FILE)}:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the lines of one kernel's text are written."""
+    """The origins of the lines of one kernel's text."""
 
     name: str
     text: str
-    #: The origin of each line of the text. Called when something is wrong: it renders the text again.
+    #: Returns the origin of each line of the text. It renders the text again, so only findings call it.
     table: Callable[[], Sequence[Origin]] | None = None
 
     def named(self, message: str) -> str:
-        """A message of a compiler or of the runtime, with its places in the code as places in the templates."""
+        """A message of a compiler or of the runtime, in which places in the code become places in the templates."""
         if KERNEL_FILE not in message:
             return message
         above = self.text.count("\n") - code_of(self.text).count("\n")

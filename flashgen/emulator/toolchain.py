@@ -1,4 +1,4 @@
-"""The host's C++ compiler: which one, its flags, and what identifies its output."""
+"""The host's C++ compiler: its path, its flags, and a digest that identifies its output."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ _COMMON = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
-    # Device code reads the same bytes under several types, and lets integers wrap.
+    # Device code aliases bytes as different types, and relies on wrapping integers.
     "-fno-strict-aliasing",
     "-fwrapv",
     "-fno-math-errno",
     "-Wl,-z,defs",
 )
-#: -g1: the line tables that name the place of a fault, with the chain of inlined calls.
+#: -g1: line tables, from which findings get places and chains of inlined calls.
 KERNEL_FLAGS = (
     "-g1",
     "-w",
     "-Wno-narrowing",
     "-ffp-contract=off",
-    # Frames larger than a page must not reach over the page below the stack.
+    # Without it, frames larger than a page could skip the guard page below the stack.
     "-fstack-clash-protection",
     "-DFLASHGEN_EMULATOR",
 )
-#: A kernel is compiled for longer than it runs. Allocating registers loop by loop would take a quarter of the time;
-#: moving what a loop does not change out of it takes none, and fp32 runs a tenth faster.
+#: Compiling a kernel takes longer than running it. -fira-region=one makes register allocation cheap, which otherwise
+#: takes a quarter of the time. Moving loop invariants costs nothing, and makes fp32 a tenth faster.
 GCC_KERNEL_FLAGS = ("-Og", "-fira-region=one", "-fmove-loop-invariants")
-#: Clang would heed the pragmas that unroll loops for a GPU, and take three times as long.
+#: Without a threshold, Clang follows the unroll pragmas meant for GPUs, and takes three times as long.
 CLANG_KERNEL_FLAGS = ("-O1", "-mllvm", "-pragma-unroll-threshold=1")
-#: All that a kernel calls is in the runtime, the C library and the compiler's own: to look through those of C++ as
-#: well takes the linker as long as everything else does.
+#: A kernel calls only the runtime, the C library and the compiler's library. Searching the C++ libraries too would
+#: double the link time.
 GCC_KERNEL_LINK_FLAGS = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 CLANG_KERNEL_LINK_FLAGS = ("-lm",)
-#: Race mode: the compiler calls a hook before each load and store; the runtime has these, not libtsan.
+#: Race mode: the compiler calls a hook before each load and store. The runtime defines the hooks instead of libtsan.
 HOOK_FLAGS = ("-fsanitize=thread",)
-#: GCC's hooks of function entries and exits, which nobody needs, cost time.
+#: GCC's hooks of function entries and exits are not needed, and cost time.
 GCC_HOOK_FLAGS = ("--param=tsan-instrument-func-entry-exit=0",)
-#: Clang would make one call of two places' hooks, and then know the line of neither.
+#: Clang would merge the hook calls of two places, and lose both line numbers.
 CLANG_HOOK_FLAGS = ("-mllvm", "-simplifycfg-sink-common=false")
-#: Instead of hooks, Clang calls these for whole structs; the runtime has its own of them.
+#: Clang calls these instead of hooks for whole structs. The runtime wraps them.
 CLANG_HOOK_LINK_FLAGS = ("-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
 RUNTIME_FLAGS = ("-O2", "-ffp-contract=fast", "-Wall", "-Wextra")
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A compiler that was found, and its full identity."""
+    """A C++ compiler and its identity."""
 
     path: str
-    #: First line of ``--version``, for people.
+    #: First line of ``--version``, for messages.
     version: str
-    #: Changes whenever the same source could give other machine code: compiler, processor.
+    #: A digest of everything but flags that affects machine code: the compiler and the processor.
     identity: str
     is_clang: bool
 
@@ -77,45 +77,48 @@ class Toolchain:
     def flags(self) -> tuple[str, ...]:
         """Flags common to everything the emulator builds."""
         tune = "-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"
-        # Unique symbols are shared between all kernels of a process, whatever their visibility.
+        # All kernels of a process would share unique symbols, whatever their visibility.
         return (*_COMMON, tune, *(() if self.is_clang else ("-fno-gnu-unique",)))
 
     @property
     def kernel_flags(self) -> tuple[str, ...]:
-        """Further flags of kernels."""
+        """Additional flags for kernels."""
         return (*KERNEL_FLAGS, *(CLANG_KERNEL_FLAGS if self.is_clang else GCC_KERNEL_FLAGS))
 
     @property
     def kernel_link_flags(self) -> tuple[str, ...]:
-        """Flags that link a kernel, behind what is linked."""
+        """Flags for linking a kernel, after its inputs."""
         return CLANG_KERNEL_LINK_FLAGS if self.is_clang else GCC_KERNEL_LINK_FLAGS
 
     @property
     def hook_flags(self) -> tuple[str, ...]:
-        """Flags that make a kernel tell of its loads and stores."""
+        """Flags that add hooks to a kernel's loads and stores."""
         return (*HOOK_FLAGS, *(CLANG_HOOK_FLAGS if self.is_clang else GCC_HOOK_FLAGS))
 
     @property
     def hook_link_flags(self) -> tuple[str, ...]:
-        """Flags that link such a kernel."""
+        """Additional flags for linking such a kernel."""
         return CLANG_HOOK_LINK_FLAGS if self.is_clang else ()
 
     def run(self, arguments: Sequence[str], output: Path, what: str) -> None:
-        """Compile into ``output``; CompileError with the compiler's words when it refuses."""
+        """Runs the compiler. Raises CompileError with its output if it fails."""
         done = subprocess.run(
             [self.path, *self.flags, *arguments, "-o", str(output)],
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
-            # Debug information names relative files after the directory it was made in: the same one always, for
-            # what is compiled is cached and read by others.
+            # Debug information contains the working directory. A fixed one makes the output reproducible for the cache.
             cwd="/",
         )
         if done.returncode != 0:
-            raise CompileError(f"the host compiler {self.path} ({self.version}) refused {what}", done.stderr.strip())
+            raise CompileError(
+                f"the host compiler {self.path} ({self.version}) could not compile {what}", done.stderr.strip()
+            )
         if not output.is_file():
-            raise CompileError(f"the C++ compiler {self.path} made nothing of {what}; {_INSTALL}", done.stderr.strip())
+            raise CompileError(
+                f"the C++ compiler {self.path} wrote no output for {what}; {_INSTALL}", done.stderr.strip()
+            )
 
 
 def find_toolchain() -> Toolchain:
@@ -124,10 +127,10 @@ def find_toolchain() -> Toolchain:
     for name in (wanted,) if wanted else (os.environ.get("CXX", ""), *_CANDIDATES):
         path = shutil.which(name)
         if path is not None:
-            # It runs in another directory.
+            # The compiler runs in another working directory, so the path must be absolute.
             return _describe(os.path.abspath(path))
     if wanted:
-        raise CompileError(f"FLASHGEN_CXX={show(wanted)} is not a program that can be run; {_INSTALL}")
+        raise CompileError(f"FLASHGEN_CXX={show(wanted)} is not an executable; {_INSTALL}")
     raise CompileError(f"the emulator needs a C++ compiler and found none of {', '.join(_CANDIDATES)}; {_INSTALL}")
 
 
@@ -146,13 +149,13 @@ def _describe(path: str) -> Toolchain:
 
 
 def _processor() -> str:
-    """The processor's model and features: what -march=native depends on."""
+    """The processor's model and features, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
     keys = ("model name", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
-    # The first core speaks for all; frequencies and the like differ from run to run and stay out.
+    # All cores are alike, and fields that vary, such as frequencies, are left out.
     found: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")

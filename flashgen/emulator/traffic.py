@@ -1,4 +1,4 @@
-"""Bytes of global memory that a launch has read and written, by array."""
+"""The bytes of global memory that a launch reads and writes, by array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Counted(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchTraffic:
-    """What one launch moved. A reduction or an atomic counts once, as a write; no cache is emulated."""
+    """The traffic of one launch. A reduction or an atomic counts once, as a write. Caches are not emulated."""
 
     kernel: str
     read: Mapping[str, int]
@@ -23,7 +23,7 @@ class LaunchTraffic:
 
 
 def by_array(kernel: str, names: Sequence[str], counts: Iterable[_Counted]) -> LaunchTraffic:
-    """The traffic of a launch from the records of its buffers; arrays that were not touched are left out."""
+    """The traffic of a launch from the records of its buffers; unused arrays are left out."""
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for name, count in zip(names, counts, strict=True):

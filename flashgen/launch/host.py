@@ -20,10 +20,10 @@ class Guarded(Protocol):
     """Copies of a call's memory beside pages that trap, such as ``flashgen.emulator.GuardedCall``."""
 
     def moved(self, address: int) -> int:
-        """Where the copy of what lies at an address is."""
+        """The address in the copy that corresponds to an address."""
 
-    def hand_back(self) -> None:
-        """Copies all that was written to where it belongs."""
+    def copy_back(self) -> None:
+        """Copies all memory back to the originals."""
 
 
 #: Few, so that small problems have more tiles than blocks.
@@ -104,7 +104,7 @@ class HostTarget:
             if kernel.packer.takes_counter:
                 _check_counter(kernel.plan.name, pointers[-1])
         if guarded is not None:
-            guarded.hand_back()
+            guarded.copy_back()
 
 
 def _check_counter(kernel: str, address: int) -> None:

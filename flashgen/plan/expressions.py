@@ -70,9 +70,9 @@ def _tables(rule: TileRule) -> tuple[Table, ...]:
     from flashgen.expr import Range, Search, postorder
 
     roots = (rule.may, rule.full, rule.key_begin, rule.key_end, rule.query_begin, rule.query_end)
-    asked = postorder(*roots)
-    ranges = [node for node in asked if isinstance(node, Range) and node.whole]
-    searched = {(node.tensor.name, node.axis) for node in asked if isinstance(node, Search)}
+    nodes = postorder(*roots)
+    ranges = [node for node in nodes if isinstance(node, Range) and node.whole]
+    searched = {(node.tensor.name, node.axis) for node in nodes if isinstance(node, Search)}
     axes: dict[tuple[str, str], set[int]] = {}
     for node in ranges:
         axes.setdefault((node.tensor.name, node.whole), set()).add(_varying_axis(node))

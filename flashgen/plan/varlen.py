@@ -16,11 +16,16 @@ _NOTES = {
 _PARAMS = (
     *(Param(name, "void*", "const i32*", _NOTES.get(name, "")) for name in (*STARTS, *COUNTS)),
     Param("total_q", "int64", "i64", "queries of all sequences"),
-    Param("corner_lower", "int32", "i32", "the band of what is aligned at the top left; band_...: at the bottom right"),
+    Param(
+        "corner_lower", "int32", "i32", "the band of terms aligned top-left; band_... is for those aligned bottom-right"
+    ),
     Param("corner_upper", "int32", "i32"),
 )
 _LENGTHS = (Param("len_q", "int32", "i32", "of the longest sequence"), Param("len_kv", "int32", "i32"))
-_NOTED = {"len_q": "of the longest sequence", "band_lower": "from where the last query and the last key meet"}
+_CHANGED_NOTES = {
+    "len_q": "of the longest sequence",
+    "band_lower": "relative to the diagonal through the last query and the last key",
+}
 _ROW_NOTES = {"lse": "log-sum-exp, (heads_q, total_q)", "dsum": "D = rowsum(dO * O), (heads_q, total_q)"}
 
 
@@ -28,7 +33,7 @@ def with_varlen(kernel: KernelPlan) -> KernelPlan:
     """The kernel, finding the rows of its sequence among those of all."""
     if not kernel.spec.varlen or kernel.fixed_blocks is not None:
         return kernel
-    notes = _NOTED | _ROW_NOTES
+    notes = _CHANGED_NOTES | _ROW_NOTES
     own = [replace(p, note=notes.get(p.name, p.note)) for p in kernel.params.params]
     missing = [p for p in _LENGTHS if p.name not in kernel.params.names]
     params = ParamTable.widest_first((*own, *missing, *_PARAMS))

@@ -42,7 +42,7 @@ def test_operands_may_change_once_a_product_is_issued(run: Any) -> None:
 
 @pytest.mark.parametrize("then", ["", "warp_sync();", "block_sync();", "warp_any(true);"])
 def test_products_that_nobody_finishes_are_a_finding(run: Any, then: str) -> None:
-    with pytest.raises(EmulationError, match="unfinished products: 1 products"):
+    with pytest.raises(EmulationError, match="unfinished products: 1 matrix products"):
         run(OPERANDS + "mma_m16n8k16_batched(half_t{}, d, a, b);\n" + then)
 
 

@@ -176,7 +176,7 @@ def test_a_compiler_may_be_named_relative_to_the_current_directory(
         ("neither a program nor a script", "does not run"),
         ("#!/no/such/interpreter\n", "does not run"),
         ("#!/bin/sh\nexit 3\n", "does not run"),
-        ("#!/bin/sh\necho version 1\n", "made nothing of"),
+        ("#!/bin/sh\necho version 1\n", "wrote no output for"),
     ],
 )
 def test_a_compiler_that_does_not_work_is_named(

@@ -197,7 +197,7 @@ def test_under_random_schedules_a_store_may_read_early_and_write_late_or_early(r
         ("bulk_load(data, x + 1, 16, bar)", "misaligned: bulk_load needs an address that is a multiple of 16"),
         ("bulk_load(data + 944, x, 32, bar)", "shared memory out of bounds: bulk_load touches 32 bytes at offset 1008"),
         ("bulk_load(data, x + 12, 32, bar)", "global memory out of bounds: bulk_load touches 32 bytes"),
-        ("bulk_load(data, x, 16, bar | 1 << 24)", "invalid operand: bulk_load into one block, counted at the mbarrier"),
+        ("bulk_load(data, x, 16, bar | 1 << 24)", "invalid operand: bulk_load into one block, counted by the mbarrier"),
         ("bulk_store(out, data, 8)", "invalid operand: bulk_store of 8 bytes"),
         ("bulk_store(out + 2, data, 16)", "misaligned: bulk_store needs an address that is a multiple of 16"),
         ("bulk_store(out + 12, data, 32)", "global memory out of bounds: bulk_store touches 32 bytes"),

@@ -144,7 +144,7 @@ def test_a_block_that_never_arrives_is_a_deadlock(run: Any) -> None:
         "if (rank == 0) {\ncluster_arrive();\ncluster_wait(); } else { while (load_acquire(flag) == 0) {} }",
         flag=np.zeros(1, np.uint32),
     )
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert "wait at test.cu:3, cluster_wait (32 of its cluster's 64 threads have arrived)" in text
     assert "load_acquire of address 0x" in text
 

@@ -120,7 +120,7 @@ def test_a_planted_bug_is_caught(run: Any, old: str, new: str, mode: str, words:
         ),
         (
             "bulk_load(map_to_rank(bar + 64, 1), x, 16, bar)",
-            "bulk_load into one block, counted at the mbarrier of another",
+            "bulk_load into one block, counted by the mbarrier of another",
         ),
         ("bulk_store(out, map_to_rank(bar + 64, 1), 16)", "bulk_store from the shared memory of another block"),
     ],

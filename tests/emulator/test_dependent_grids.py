@@ -141,6 +141,6 @@ def test_what_can_only_be_read_keeps_what_it_holds(run: Any, frozen: Any, race: 
 
 def test_memory_that_cannot_hold_poison_is_refused(run: Any) -> None:
     call, x = protected()
-    with pytest.raises((EmulationError, LaunchError), match="writable buffer from_primary cannot be written"):
+    with pytest.raises((EmulationError, LaunchError), match="writable buffer from_primary is in read-only memory"):
         run("griddep_wait();", from_primary=("x",), x=x)
     del call

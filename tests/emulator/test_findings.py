@@ -29,7 +29,7 @@ def test_barriers_at_two_places_are_a_finding(run: Any) -> None:
 
 def test_a_deadlock_names_each_group_of_waiting_threads(run: Any) -> None:
     text = finding(run, "if (thread_idx() != 95) {\n  warp_sync();\n}\nblock_sync();", threads=96)
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert "block 0:" in text
     assert "65 threads (warps 0 1 2) wait at block_sync at test.cu:4 (65 of 96 threads have arrived)" in text
     assert "31 threads (warps 2) wait at warp_sync at test.cu:2 (31 of its warp's 32 lanes have arrived)" in text

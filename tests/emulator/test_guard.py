@@ -139,7 +139,7 @@ def call(body: str, size: int, at: Any = "end", *, race: bool = False) -> np.nda
     ]
     kernel = EmulatedKernel("kernel_under_test", KERNEL.format(body=body), race=race)
     kernel.launch(1, params, buffers, threads=32, race=race)
-    guarded.hand_back()
+    guarded.copy_back()
     return out
 
 

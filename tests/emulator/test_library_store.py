@@ -129,7 +129,7 @@ def test_a_library_that_never_loads_is_an_error_that_names_the_directory(
     monkeypatch.setattr(loading.ctypes, "CDLL", refuse)
     with pytest.raises(CompileError, match="failed to map segment") as caught:
         run()
-    assert f"{store} forbids programs" in str(caught.value)
+    assert f"{store} is mounted noexec" in str(caught.value)
 
 
 def test_the_cache_counts_libraries_as_what_they_are(store: Path) -> None:

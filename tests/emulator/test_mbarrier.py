@@ -138,7 +138,7 @@ def test_a_barrier_may_be_made_again_where_it_was_invalidated(run: Any) -> None:
     [
         (
             "mbarrier_wait(bar + 8, 0);",
-            "uninitialised mbarrier: mbarrier_wait at offset 8 of shared memory, where nobody",
+            "uninitialised mbarrier: mbarrier_wait at offset 8 of shared memory, where no thread",
         ),
         ("mbarrier_try_wait(bar + 8, 0);", "uninitialised mbarrier: mbarrier_try_wait at offset 8"),
         ("mbarrier_arrive(bar + 8);", "uninitialised mbarrier: mbarrier_arrive at offset 8"),
@@ -164,9 +164,9 @@ def test_a_barrier_may_be_made_again_where_it_was_invalidated(run: Any) -> None:
         ("mbarrier_wait(bar, 2);", "invalid operand: mbarrier_wait for parity 2"),
         (
             "mbarrier_arrive_expect_tx(bar, 16); mbarrier_arrive(bar);",
-            "mbarrier overflow: an arrival at the mbarrier at offset 0, where all 1 of this phase",
+            "mbarrier overflow: an arrival at the mbarrier at offset 0, where all 1 arrivals of this phase",
         ),
-        ("mbarrier_expect_tx(bar, 1 << 20);", "mbarrier overflow: 1048576 bytes would be announced"),
+        ("mbarrier_expect_tx(bar, 1 << 20);", "mbarrier overflow: 1048576 bytes would be expected"),
         ("mbarrier_expect_tx(bar, 16); mbarrier_invalidate(bar);", "mbarrier in use: mbarrier_invalidate at offset 0"),
     ],
 )
@@ -185,7 +185,7 @@ def test_bytes_that_nobody_announces_overflow_in_the_end(run: Any) -> None:
     )
     text = finding(run, body, smem=40000, x=np.zeros(8192, np.uint32))
     assert "mbarrier overflow: bulk_load for the mbarrier at offset 0" in text
-    assert "bytes have come that nobody announced" in text
+    assert "bytes have arrived that no thread expected" in text
 
 
 def test_a_deadlock_says_which_barrier_and_what_is_missing(run: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_deadlock_says_which_barrier_and_what_is_missing(run: Any) -> None:
       bulk_load(bar + 64, x, 64, bar);
     }"""
     text = finding(run, BARRIER.format(count=3) + body, threads=64, x=np.zeros(16, np.uint32))
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert (
         "32 threads (warps 0) wait at test.cu:7, mbarrier_wait for parity 0 of the barrier at offset 0 of shared"
         " memory, whose phase 0 (parity 0) has 1 of 3 arrivals and misses 4032 bytes" in text
@@ -211,7 +211,7 @@ def test_excess_bytes_are_reported_too(run: Any) -> None:
       mbarrier_wait(bar, 0);
     }"""
     text = finding(run, BARRIER.format(count=1) + body, x=np.zeros(16, np.uint32))
-    assert "has 1 of 1 arrivals and 32 bytes more than were announced" in text
+    assert "has 1 of 1 arrivals and 32 bytes more than expected" in text
 
 
 def test_parities_that_alias_are_a_deadlock(run: Any) -> None:

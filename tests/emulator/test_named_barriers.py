@@ -106,7 +106,7 @@ def test_a_late_writer_waits_for_readers_that_only_arrive(run: Any) -> None:
 
 def test_a_barrier_that_not_enough_threads_reach_is_a_deadlock(run: Any) -> None:
     text = finding(run, WORDS + "if (warp < 2)\n  named_barrier_sync(4, 96);", threads=96)
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     waiting = (
         "64 threads (warps 0 1) wait at test.cu:3, named_barrier_sync of barrier 4 (64 of 96 threads have arrived)"
     )
@@ -154,5 +154,5 @@ def test_a_block_inherits_no_arrivals_from_the_one_before(run: Any) -> None:
 def test_a_deadlock_left_behind_by_a_block_that_ended_is_found(run: Any) -> None:
     body = "if (block_idx_x() == 0 && thread_idx() != 63) warp_sync();\nblock_sync();"
     text = finding(run, body, threads=64, blocks=2, resident=2)
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert "block 0:" in text

@@ -193,7 +193,7 @@ def test_reading_before_the_wait_is_a_finding(run: Any) -> None:
     assert text.startswith(
         "missing wait: a load of 4 bytes at offset 76 of shared memory touches bytes that a bulk load"
     )
-    assert "nobody has waited at its mbarrier" in text
+    assert "no thread has waited at its mbarrier" in text
     assert "  the bulk load:\n  at kernels/test.cu:6" in text
 
 

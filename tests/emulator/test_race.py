@@ -23,7 +23,7 @@ def test_a_store_and_a_load_without_a_barrier_race_under_every_schedule(run: Any
     out = np.zeros(64, np.uint32)
     body = WORDS + "w[t] = t;\nif (out[0] == 7) block_sync();\nout[t] = w[t ^ 32];"
     text = finding(run, body, threads=64, smem=256, schedule=schedule, seed=3, out=out)
-    # Under some schedules the load comes first, and nobody has written what it reads.
+    # Under some schedules the load comes first, and no thread has written what it reads.
     assert text.startswith(("race: a load of 4 bytes at offset", "uninitialised shared memory: a load of 4"))
     assert "  at kernels/test.cu:4\n" in text
     assert f"schedule={schedule!r}, seed=3, race=True" in text
@@ -138,7 +138,7 @@ def test_reading_what_nobody_wrote_is_a_finding(run: Any, read: str) -> None:
     body = WORDS + f"if (t < 31) reinterpret_cast<Vec16*>(shared)[t] = Vec16{{}};\nblock_sync();\n{read}"
     text = finding(run, body.replace("[t];", "[4 * t];"), smem=512, out=np.zeros(1, np.uint32))
     assert text.startswith("uninitialised shared memory: a")
-    assert "at offset 496 of shared memory reads bytes that nobody has written" in text
+    assert "at offset 496 of shared memory reads bytes that no thread has written" in text
     assert "at kernels/test.cu:4" in text
     assert "lane 31" in text
 

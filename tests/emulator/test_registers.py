@@ -48,15 +48,15 @@ def test_an_increase_waits_until_enough_is_given_up(run: Any) -> None:
 
 def test_more_than_the_register_file_holds_is_a_deadlock(run: Any) -> None:
     text = finding(run, "if (group == 0) setmaxnreg_dec<32>();\nelse setmaxnreg_inc<240>();")
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert (
-        "test.cu:2, setmaxnreg_inc<240> (its warp needs 2304 registers more, and 1280 of the block's are free)" in text
+        "test.cu:2, setmaxnreg_inc<240> (its warp needs 2304 more registers, and the block has 1280 free ones)" in text
     )
 
 
 def test_nobody_giving_anything_up_is_a_deadlock(run: Any) -> None:
     text = finding(run, "if (group != 0) setmaxnreg_inc<240>();")
-    assert "needs 2304 registers more, and 0 of the block's are free" in text
+    assert "needs 2304 more registers, and the block has 0 free ones" in text
 
 
 @pytest.mark.parametrize(

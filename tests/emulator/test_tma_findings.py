@@ -28,13 +28,13 @@ def finding(run: Any, body: str, **options: Any) -> str:
         ("tma_load_2d(tile + 16384, map, bar, 0, 0)", "shared memory out of bounds: tma_load touches 256 bytes"),
         ("tma_load_3d(tile, map, bar, 0, 0, 0)", "tma_load takes a tensor of 3 dimensions; this map has 2"),
         ("tma_store_4d(map, tile, 0, 0, 0, 0)", "tma_store takes a tensor of 4 dimensions; this map has 2"),
-        ("TensorMap none = {}; tma_load_2d(tile, &none, bar, 0, 0)", "tma_load of something that is no tensor map"),
+        ("TensorMap none = {}; tma_load_2d(tile, &none, bar, 0, 0)", "tma_load of something that is not a tensor map"),
         (
             "alignas(64) char b[192]; auto* m = (TensorMap*)(b + 16); __builtin_memcpy(m, map, 128);"
             " tma_load_2d(tile, m, bar, 0, 0)",
             "misaligned: tma_load needs a tensor map at a multiple of 64",
         ),
-        ("TensorMap none = {}; prefetch_tensormap(&none)", "prefetch_tensormap of something that is no tensor map"),
+        ("TensorMap none = {}; prefetch_tensormap(&none)", "prefetch_tensormap of something that is not a tensor map"),
         ("tma_load_2d(tile, longer, bar, 0, 4)", "global memory out of bounds: tma_load touches 64 bytes at"),
         ("tma_store_2d(longer, tile, 0, 4)", "global memory out of bounds: tma_store touches 64 bytes at"),
         ("tma_load_2d(tile, map, bar + 8, 0, 0)", "uninitialised mbarrier: tma_load at offset 8"),
@@ -78,15 +78,13 @@ def test_a_store_that_nobody_waited_for_is_a_finding(run: Any, wait: str) -> Non
     array = aligned(np.zeros((4, 16), np.float32))
     body = SETUP + "if (t == 0) {\ntma_store_2d(map, tile, 0, 0);\n" + wait + "}"
     text = finding(run, body, smem=4096, maps={"map": tensor_map(array, "fp32", (16, 4))}, tensor=array)
-    assert text.startswith(
-        "missing wait: this thread returned from the kernel without having waited until its bulk store"
-    )
+    assert text.startswith("missing wait: this thread returned from the kernel without waiting until its bulk store")
     assert "at kernels/test.cu:6" in text
 
 
 def test_wrong_byte_counts_are_deadlocks_that_say_so(run: Any) -> None:
     array = aligned(np.zeros((4, 16), np.float32))
-    for bytes_, words in ((512, "misses 256 bytes"), (128, "128 bytes more than were announced")):
+    for bytes_, words in ((512, "misses 256 bytes"), (128, "128 bytes more than expected")):
         body = (
             SETUP
             + f"""if (t == 0) {{

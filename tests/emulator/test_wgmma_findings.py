@@ -82,7 +82,7 @@ def test_results_that_nobody_waited_for_are_nan(run: Any) -> None:
 @pytest.mark.parametrize("rest", ["", "wgmma_commit();", "wgmma_commit(); wgmma_wait<1>();", "wgmma_wait<0>();"])
 def test_returning_with_a_product_under_way_is_a_finding(run: Any, rest: str) -> None:
     text = finding(run, f"wgmma_fence();\n{PRODUCT}{rest}")
-    assert text.startswith("missing wait: this lane returned from the kernel with 1 wgmma under way")
+    assert text.startswith("missing wait: this lane returned from the kernel with 1 wgmma in flight")
 
 
 def test_the_first_product_needs_a_fence(run: Any) -> None:
@@ -197,7 +197,7 @@ def test_lanes_that_do_not_agree_are_a_finding(run: Any, body: str, message: str
 
 def test_a_warp_that_leaves_the_product_out_is_a_deadlock(run: Any) -> None:
     text = finding(run, f"wgmma_fence();\nif (t < 96) {{ {PRODUCT}\nwgmma_commit();\nwgmma_wait<0>(); }}")
-    assert text.startswith("deadlock: no thread can go on:")
+    assert text.startswith("deadlock: no thread can run:")
     assert "96 threads (warps 0 1 2) wait at test.cu:4, wgmma_wait (96 of its warpgroup's 128 lanes have issued" in text
     assert "the wgmma at test.cu:2)" in text
 
@@ -224,7 +224,7 @@ def test_an_operand_that_is_overwritten_too_early_changes_the_results(run: Any) 
 def test_an_operand_that_is_overwritten_too_early_is_a_race(run: Any) -> None:
     text = finding(run, OVERWRITE, race=True)
     assert text.startswith("race: a store of 2 bytes at offset")
-    assert "and a wgmma touch the same bytes; it may still be under way" in text
+    assert "and a wgmma touch the same bytes; it may still be in flight" in text
     assert "kernels/test.cu:2" in text
     assert "kernels/test.cu:1" in text
 

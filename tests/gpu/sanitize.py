@@ -6,7 +6,7 @@ done
 
 A cuda-python that is newer than the driver asks it for functions that it does not have yet: no error of ours.
 Outputs start as NaN, and must be finite when all is done: initcheck does not see what TMA stores, and
-would take results for memory that nobody has written.
+would take results for memory that no thread has written.
 """
 
 from __future__ import annotations

@@ -218,9 +218,18 @@ def complaint(name: str) -> tuple[Any, str]:
         "no cache": (attend(rows, None), "pass cache=flashgen.KVCache"),
         "no table": (attend(paged, here), "block_table=None"),
         "a table": (attend(rows, fg.KVCache(ints, block_table=ints[None])), "is for kernels built with cache='paged'"),
-        "a flat table": (attend(paged, fg.KVCache(ints, block_table=ints)), "pass a contiguous row of int32 page numbers"),
-        "long lengths": (attend(rows, fg.KVCache(np.zeros(2, np.int64))), "seqlens is int64 .* pass 2 contiguous int32"),
-        "lengths of three": (attend(rows, fg.KVCache(np.zeros(3, np.int32))), "of shape \\(3,\\); pass 2 contiguous int32"),
+        "a flat table": (
+            attend(paged, fg.KVCache(ints, block_table=ints)),
+            "pass a contiguous row of int32 page numbers",
+        ),
+        "long lengths": (
+            attend(rows, fg.KVCache(np.zeros(2, np.int64))),
+            "seqlens is int64 .* pass 2 contiguous int32",
+        ),
+        "lengths of three": (
+            attend(rows, fg.KVCache(np.zeros(3, np.int32))),
+            "of shape \\(3,\\); pass 2 contiguous int32",
+        ),
         "too few rows": (attend(rows, here, floats[:1]), "k has 1 rows and q has batch 2"),
         "a kernel without": (attend(plain, here), "build one with cache='contiguous' or 'paged'"),
         "backward": (lambda: rows.backward(floats, floats, floats, floats, floats, floats), "has no backward pass"),
@@ -229,7 +238,10 @@ def complaint(name: str) -> tuple[Any, str]:
         "heads": (append(here, np.zeros((2, 8, 2, DIM), np.float32)), "k has 2 heads and k_cache has 1"),
         "three dimensions": (append(here, floats[0]), "k has shape .* must have 4 dimensions"),
         "half an angle": (append(here, rotary=fg.Rotary(table, table[:, :2])), "rotary.sin is fp32 of shape"),
-        "many angles": (append(here, rotary=fg.Rotary(*[np.zeros((30, 6), np.float32)] * 2)), "which rotates 12 elements"),
+        "many angles": (
+            append(here, rotary=fg.Rotary(*[np.zeros((30, 6), np.float32)] * 2)),
+            "which rotates 12 elements",
+        ),
         "few positions": (append(here, rotary=fg.Rotary(table[:7], table[:7])), "has 7 positions"),
         "positions": (
             append(here, rotary=fg.Rotary(table, table, positions=table)),

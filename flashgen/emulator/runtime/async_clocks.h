@@ -1,26 +1,26 @@
-// The entries of vector clocks that asynchronous operations need, and messages: what a thread knows when it
-// arrives at a barrier, for those who wait there later.
+// The entries of vector clocks for asynchronous operations, and messages: the clocks that a thread leaves at
+// a barrier for the threads that wait there later.
 #pragma once
 #include "clocks.h"
 
 namespace flashgen::emu {
 
-// Up to when the async proxy would see the accesses of an agent.
+// The entry up to which the async proxy sees the accesses of an agent.
 inline u32 async_index(u32 index) { return basic_clocks() + index; }
 
 // Numbers the mbarriers of a cluster.
 inline u32 number_of(const Block& block, u32 mbarrier) {
   return static_cast<u32>(block.rank) * kMBarrierClocks + mbarrier;
 }
-// How many of its phases have ended.
+// The entry that counts the ended phases of an mbarrier.
 inline u32 phase_index(u32 number) { return 2 * basic_clocks() + number; }
 
-// From now on threads tell each other of these too.
+// From now on, threads exchange these entries too.
 inline void keep_async_clocks() { runtime.async_clocks = true; }
 
 inline void make_room(Message& message) { message.clocks.resize(clock_stride(), 0); }
 
-// What `thread` has done so far becomes part of the message; what it does next does not.
+// Adds what `thread` has done so far to the message.
 inline void publish(Thread& thread, Message& message) {
   make_room(message);
   learn(message.clocks.data(), thread.clocks, clock_count());

@@ -1,5 +1,5 @@
-// Products that the lanes of a warp have issued and that none has asked the results of: one meeting of the
-// lanes carries out all of them, where each by itself would need its own.
+// Products that the lanes of a warp have issued, but whose results no lane has read. A batch needs only one
+// rendezvous of the lanes, where separate products would need one each.
 #pragma once
 #include "flashgen/emu/abi.h"
 #include "eight_bit.h"
@@ -9,7 +9,7 @@ namespace flashgen::emu {
 
 struct Product {
   Operands operands;
-  u32 accumulators;  // which of the batch's
+  u32 accumulators;  // index in the batch
   bool first_use;    // of these accumulators
   FlashgenEmuProduct kind;
   FlashgenEmuSite site;
@@ -22,10 +22,10 @@ struct Batch {
   struct Side {
     u32 used = 0;
     Accumulators accumulators[kCapacity];
-    // Each lane's own registers, which hold the sums before and after.
+    // Each lane's registers, which hold the sums before and afterwards.
     float* registers[kCapacity][kWarpSize];
 
-    // Which of the accumulators a lane's registers are in; `used` where they are in none.
+    // The index of the accumulators that hold a lane's registers, or `used` if there are none.
     u32 find(i32 lane, const float* wanted) const {
       u32 index = 0;
       while (index < used && registers[index][lane] != wanted) ++index;
@@ -36,7 +36,7 @@ struct Batch {
     }
   };
 
-  u32 issued = 0;  // by the lane that is furthest
+  u32 issued = 0;  // by the lane that has issued most
   u32 current = 0;
   Product products[kCapacity];
   Side sides[2];

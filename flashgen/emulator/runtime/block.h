@@ -8,7 +8,7 @@ namespace flashgen::emu {
 
 inline const char* barrier_name(bool votes) { return votes ? "block_any" : "block_sync"; }
 
-// Lets everybody go when the last live thread has arrived.
+// Releases all threads when the last live one has arrived.
 inline void release_if_complete(Block& block) {
   Barrier& barrier = block.barrier;
   if (barrier.arrived == 0 || barrier.arrived < block.live) return;

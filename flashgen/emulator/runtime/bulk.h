@@ -1,12 +1,13 @@
-// Bulk loads, late and poisoned: the destination turns to NaN at issue, and the bytes come, and are counted
-// at the mbarrier, when no thread can go on without them; under the random schedules at any moment.
+// Bulk loads. The destination is NaN from the issue on. The bytes arrive, and the mbarrier counts them, as
+// late as possible: when no thread can run without them. Under the random schedules they may arrive at any
+// time.
 #pragma once
 #include "transfer.h"
 
 namespace flashgen::emu {
 
 struct BulkLoad {
-  // A block that takes the bytes, and the index of its mbarrier that counts them.
+  // A block that receives the bytes, and the index of its mbarrier that counts them.
   struct Target {
     Block* block;
     u32 mbarrier;
@@ -20,13 +21,13 @@ struct BulkLoad {
   TransferAccess access() const { return {transfer, *thread, call_before(code)}; }
 };
 
-// Under way, oldest first.
+// In flight, oldest first.
 inline std::vector<BulkLoad> bulk_loads;
 
 inline void begin_load(const BulkLoad& load, Block& block, MBarrier& barrier, const char* what) {
   if (barrier.bytes < static_cast<i32>(load.transfer.bytes) - kMaxPendingBytes) {
     fail("mbarrier overflow",
-         "%s for the mbarrier at offset %u, where %d bytes have come that nobody announced", what,
+         "%s for the mbarrier at offset %u, where %d bytes have arrived that no thread expected", what,
          barrier.offset, -barrier.bytes);
   }
   if (runtime.launch.race)
@@ -34,12 +35,12 @@ inline void begin_load(const BulkLoad& load, Block& block, MBarrier& barrier, co
   poison_shared(load.transfer, block);
 }
 
-// `blocks`: the ranks that take the bytes, a bit each; 0 for the block that the destination names.
+// `blocks`: a bit for each rank that receives the bytes; 0: the block of the destination address.
 inline void issue_load(const Transfer& transfer, u32 barrier, u32 blocks, const char* what) {
   Thread& thread = self();
   check_global_side(transfer, false, what);
   if (transfer.shared >> kRankShift != barrier >> kRankShift)
-    fail("invalid operand", "%s into one block, counted at the mbarrier of another", what);
+    fail("invalid operand", "%s into one block, counted by the mbarrier of another", what);
   BulkLoad load = {transfer, {}, &thread, thread.site, thread.code};
   if (runtime.launch.race)
     load.access().visit_global(How::bulk_source, [](const AsyncAccess& a) { begin_async_read(a); });
@@ -51,7 +52,8 @@ inline void issue_load(const Transfer& transfer, u32 barrier, u32 blocks, const 
   };
   if (blocks == 0) take(0);
   if (blocks != 0 && transfer.shared >> kRankShift != 0)
-    fail("invalid operand", "%s to several blocks at address 0x%x of map_to_rank; use the own one", what,
+    fail("invalid operand",
+         "%s to several blocks at address 0x%x of map_to_rank; use the address in this block", what,
          transfer.shared);
   for (u32 rest = blocks; rest != 0; rest &= rest - 1)
     take((static_cast<u32>(lowest(rest)) + 1) << kRankShift);
@@ -79,8 +81,8 @@ inline void deliver_load(size_t index) {
   for (const BulkLoad::Target& target : load.targets) deliver_to(load, target, data);
 }
 
-// A block whose threads have all returned gives its shared memory to others.
-inline void check_no_load_is_under_way(const Block& block) {
+// Other blocks get the shared memory of a block whose threads have all returned.
+inline void check_no_load_is_in_flight(const Block& block) {
   for (const BulkLoad& load : bulk_loads) {
     for (const BulkLoad::Target& target : load.targets) {
       if (target.block != &block) continue;

@@ -1,6 +1,6 @@
-// Bulk stores and reductions, late: shared memory is read when the thread waits for its groups to have read
-// it, global memory is written when it waits for all of them, or returns; under the random schedules either
-// may happen earlier. A buffer reused too early shows in the results.
+// Bulk stores and reductions, as late as possible. Shared memory is read when the thread waits for the reads
+// of its groups. Global memory is written when the thread waits for the groups themselves, or returns. Under
+// the random schedules either may happen earlier. A buffer that is reused too early shows in the results.
 #pragma once
 #include "copies.h"
 #include "bulk.h"
@@ -12,7 +12,7 @@ struct BulkStore {
   Transfer transfer;
   bool adds;
   Thread* thread;
-  u32 group;  // of the thread's, counted from 0
+  u32 group;  // index among the thread's groups
   Site site;
   const void* code;
   bool has_read;
@@ -24,7 +24,7 @@ struct BulkStore {
   How how() const { return adds ? How::bulk_reduce_add : How::bulk_store; }
 };
 
-// Not yet waited for to the end, oldest first.
+// Not waited for yet, oldest first.
 inline std::vector<BulkStore> bulk_stores;
 
 inline void issue_store(const Transfer& transfer, bool adds, const char* what) {
@@ -34,7 +34,7 @@ inline void issue_store(const Transfer& transfer, bool adds, const char* what) {
   block_of(transfer, transfer.shared, what);
   if (adds && transfer.boxed && !can_add(transfer.box.map.element))
     fail("invalid operand", "%s of elements that cannot be added; use 32-bit or floating-point ones", what);
-  // A GPU stops with an illegal instruction (seen on an H200); beyond the end is clipped.
+  // An H200 stops with an illegal instruction here. It clips boxes that reach beyond the end.
   for (i32 dim = 0; transfer.boxed && dim < transfer.box.map.rank; ++dim) {
     if (transfer.box.at[dim] < 0) {
       fail("invalid operand", "%s of a box that begins before the tensor, at %d in dimension %d", what,
@@ -85,7 +85,7 @@ inline void learn_of_read(BulkStore& store) {
                                    [](const AsyncAccess& a) { end_async_read(a); });
 }
 
-// And for all of it.
+// The thread has waited for the read and the write.
 inline void finish_store(BulkStore& store) {
   learn_of_read(store);
   write_destination(store);
@@ -94,7 +94,8 @@ inline void finish_store(BulkStore& store) {
                               [&](const AsyncAccess& a) { store.adds ? end_adding(a) : end_async_write(a); });
 }
 
-// Until at most `pending` groups of the running thread are under way, or have yet to read.
+// Waits until at most `pending` groups of the running thread are in flight or, with `reads_only`, have yet to
+// read.
 inline void wait_for_stores(u32 pending, bool reads_only) {
   Thread& thread = self();
   const auto is_due = [&](const BulkStore& store) {
@@ -107,7 +108,7 @@ inline void wait_for_stores(u32 pending, bool reads_only) {
   if (!reads_only) std::erase_if(bulk_stores, is_due);
 }
 
-// The running thread returns from the kernel: what has read may go on writing, but shared memory is gone.
+// The running thread returns. Its stores may still write, but must have read: shared memory is gone.
 inline void finish_stores_of(Thread& thread) {
   for (BulkStore& store : bulk_stores) {
     if (store.thread != &thread) continue;
@@ -115,8 +116,7 @@ inline void finish_stores_of(Thread& thread) {
       thread.site = store.site;
       thread.code = store.code;
       fail("missing wait",
-           "this thread returned from the kernel without having waited until its %s had read shared memory; "
-           "call "
+           "this thread returned from the kernel without waiting until its %s had read shared memory; call "
            "bulk_commit and bulk_wait_read",
            name_of(store.how()));
     }
@@ -125,25 +125,25 @@ inline void finish_stores_of(Thread& thread) {
   std::erase_if(bulk_stores, [&](const BulkStore& store) { return store.thread == &thread; });
 }
 
-// ---- What happens by itself
+// ---- Asynchronous progress
 
-inline bool time_passes() {
-  if (bulk_loads.empty()) return answer_a_question();
+inline bool complete_something() {
+  if (bulk_loads.empty()) return fail_a_try_wait();
   deliver_load(runtime.randomised ? random_bits() % bulk_loads.size() : 0);
   return true;
 }
 
-// Seldom: threads come by here often, and mostly it is lateness that shows what is wrong.
-inline void let_a_bulk_copy_arrive() {
+// Rarely: threads call this often, and most bugs show when copies are late.
+inline void maybe_deliver_a_bulk_copy() {
   if (!bulk_loads.empty() && one_in(16)) deliver_load(random_bits() % bulk_loads.size());
   if (bulk_stores.empty() || !one_in(16)) return;
   BulkStore& store = bulk_stores[random_bits() % bulk_stores.size()];
   store.has_read ? write_destination(store) : read_source(store);
 }
 
-inline void let_a_copy_arrive(Thread& thread) {
+inline void maybe_deliver_a_copy(Thread& thread) {
   if (!thread.copies.empty()) deliver(thread.copies[random_bits() % thread.copies.size()]);
-  let_a_bulk_copy_arrive();
+  maybe_deliver_a_bulk_copy();
 }
 
 inline void forget_bulk_copies() {

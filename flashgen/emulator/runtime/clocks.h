@@ -1,5 +1,6 @@
-// Vector clocks: what each thread knows of the other agents of its cluster, brought up to date where threads
-// synchronise. An agent is a thread of a block or, after those, the tensor cores of one of its warpgroups.
+// Vector clocks: up to when each thread's accesses are ordered after those of the other agents of its
+// cluster. Synchronization updates them. An agent is a thread of a block or the tensor cores of one of its
+// warpgroups; tensor cores are numbered after all threads.
 #pragma once
 #include "model.h"
 
@@ -12,18 +13,18 @@ inline u32 agents_of_block() {
   return threads + (threads + kWarpgroupSize - 1) / kWarpgroupSize;
 }
 
-// Race mode tells this many mbarriers of a block apart.
+// The most mbarriers of a block in race mode.
 constexpr u32 kMBarrierClocks = 64;
 
-// A vector clock has an entry for each agent of the cluster; then, as soon as asynchronous operations need
-// them, one for what the async proxy would see of each; then one for each mbarrier.
+// A vector clock has an entry for each agent of the cluster. Once asynchronous operations need them, there
+// are also an entry for what the async proxy sees of each agent, and one for each mbarrier.
 inline u32 basic_clocks() { return agents_of_block() * cluster_size(); }
-// Room for all of them,
+// The number of entries that memory is reserved for.
 inline u32 clock_stride() { return 2 * basic_clocks() + kMBarrierClocks * cluster_size(); }
-// and how many there are now.
+// The number of entries in use.
 inline u32 clock_count() { return runtime.async_clocks ? clock_stride() : basic_clocks(); }
 
-// Where a vector clock has the agent of a block, which has this index in the grid.
+// The entry of an agent of the block with this index in the grid.
 inline u32 clock_index(i64 block, u32 agent) {
   if (cluster_size() == 1) return agent;
   return static_cast<u32>(block % cluster_size()) * agents_of_block() + agent;
@@ -43,16 +44,15 @@ inline void start_clocks(Block& block) {
   }
 }
 
-// `clocks` learns what `others` know.
+// Sets `clocks` to the maximum of both, entry by entry.
 inline void learn(u32* clocks, const u32* others, u32 count) {
   for (u32 i = 0; i < count; ++i) clocks[i] = clocks[i] > others[i] ? clocks[i] : others[i];
 }
 
-// What the thread does from now on nobody knows of yet.
+// No other thread is ordered after what the thread does from now on.
 inline void begin_epoch(Thread& thread) { ++thread.clocks[own_index(thread)]; }
 
-// All threads for whom `takes_part` holds learn what the others of them know; then each begins a new epoch,
-// of which the others do not know.
+// Joins the clocks of all threads for which `takes_part` holds. Then each of them begins a new epoch.
 template <class Predicate>
 inline void synchronise(Thread* first, Thread* last, const Predicate& takes_part) {
   const u32 count = clock_count();

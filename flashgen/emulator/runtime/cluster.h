@@ -1,5 +1,5 @@
-// Clusters: their barrier, and shared memory of other blocks by addresses of map_to_rank. Such an address has
-// the block's rank plus one in its upper byte, and below that what the block itself calls it.
+// Clusters: their barrier, and shared memory of other blocks by addresses from map_to_rank. Such an address
+// has the block's rank plus one in its upper byte, and below it the address within the block.
 #pragma once
 #include "race.h"
 #include "scheduler.h"
@@ -13,7 +13,7 @@ struct Cluster {
   u32 phase = 0;    // how often the barrier has completed
   i32 arrived = 0;  // threads, since it last did
   i32 live = 0;     // threads that have not returned
-  // Race mode: what those know who have arrived since, and who had the last time.
+  // Race mode: the joined clocks of the threads that have arrived in this phase, and in the last one.
   std::vector<u32> arriving;
   std::vector<u32> complete;
   ForeignKnowledge foreign_arriving;
@@ -37,7 +37,6 @@ inline void start_in_cluster(Block& block, size_t place) {
   }
 }
 
-// The first block of a cluster starts: nobody has arrived.
 inline void start_cluster(size_t place) {
   Cluster& cluster = clusters[place / cluster_size()];
   cluster = {};
@@ -108,7 +107,8 @@ struct ClusterRange {
   u8* pointer;
 };
 
-// Who has come past the cluster's barrier knows that all have started, even if they released nothing.
+// A thread that has passed the cluster's barrier knows that all blocks have started, even after relaxed
+// arrivals.
 inline bool has_met_cluster(const Thread& thread) {
   return thread.block->cluster->phase > 0 && !(thread.arrived_at_cluster && thread.cluster_phase == 0);
 }
@@ -121,14 +121,14 @@ inline bool knows_of_start(const Thread& thread, const Block& block) {
   return false;
 }
 
-// Another block's memory is there from its start to its return.
+// Another block's memory may be accessed only from its start to its return.
 inline void require_block_is_there(Thread& thread, Block& block, const char* what) {
   if (block.live == 0) {
-    fail_for(
-        thread, "exited block",
-        "%s touches shared memory of rank %d in its cluster, which has returned from the kernel; a barrier of"
-        " the cluster must hold it back",
-        what, block.rank);
+    fail_for(thread, "exited block",
+             "%s touches shared memory of rank %d in its cluster, which has returned from the kernel; add a "
+             "barrier of"
+             " the cluster before the return",
+             what, block.rank);
   }
   if (!runtime.launch.race) return;
   if (!knows_of_start(thread, block)) {
@@ -163,8 +163,8 @@ inline void watch_cluster(Thread& thread, const ClusterRange& range, u32 bytes, 
 
 // ---- Returning
 
-// Race mode, when a block's last thread returns: an access to its shared memory from outside must be ordered
-// before that.
+// Race mode, when a block's last thread returns: other blocks' accesses of its shared memory must be ordered
+// before.
 inline void require_remote_accesses_over(const Block& block) {
   for (u32 index = 0; index < block.remote.size(); ++index) {
     const RemoteAccess& access = block.remote[index];
@@ -176,7 +176,7 @@ inline void require_remote_accesses_over(const Block& block) {
     fail_for(
         thread, "exited block",
         "shared memory of rank %d in the cluster is touched here, and that block may have returned from the"
-        " kernel before; a barrier of the cluster must hold it back",
+        " kernel before; add a barrier of the cluster before the return",
         block.rank);
   }
 }

@@ -1,5 +1,5 @@
-// Switching between the stacks of emulated threads, by hand: some ten instructions, where ucontext makes a
-// system call.
+// Switches between the stacks of emulated threads in about ten instructions. ucontext makes a system call
+// instead.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Context {
 
 extern "C" void flashgen_emu_switch(void** save, void* resume);
 
-// Pushes what the ABI says a callee keeps, and pops the same from the other stack.
+// Pushes the callee-saved registers, and pops them from the other stack.
 asm(R"(
   .text
   .hidden flashgen_emu_switch

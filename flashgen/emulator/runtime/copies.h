@@ -1,6 +1,6 @@
-// Copies, late and poisoned: the destination of cp.async turns to NaN when the copy is issued, and the data
-// arrives only when it is waited for. A missing wait and a buffer reused too early both show in the results.
-// Under the random schedules some copies arrive earlier, and fall on whatever was written there meanwhile.
+// cp.async. The destination is NaN from the issue on, and the data arrives only at the wait. A missing wait,
+// or a buffer that is reused too early, shows in the results. Under the random schedules some copies arrive
+// earlier, and overwrite what was written meanwhile.
 #pragma once
 #include "race.h"
 #include "scheduler.h"

@@ -1,4 +1,4 @@
-// No thread can run: who waits where, and what is missing.
+// Reports of deadlocks: where threads wait, and for what.
 #pragma once
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace flashgen::emu {
 
-// Text that grows in a fixed buffer; the stack it is used on is about to be abandoned.
+// Text in a fixed buffer. It does not allocate, because its stack may be abandoned.
 struct TextBuffer {
   char data[5600];
   size_t used = 0;
@@ -41,10 +41,6 @@ inline void describe_wait(TextBuffer& text, const Thread& thread) {
     const Barrier& barrier = thread.block->barrier;
     text.add("%s at %s:%d (%d of %d threads have arrived)", barrier_name(barrier.votes),
              base_name(thread.site.file), thread.site.line, barrier.arrived, thread.block->live);
-  } else if (thread.state == State::waiting) {
-    char what[256];
-    thread.describe(thread, what, sizeof what);
-    text.add("%s:%d, %s", base_name(thread.site.file), thread.site.line, what);
   } else {
     text.add("%s at %s:%d (%d of its warp's 32 lanes have arrived)", name_of(thread.warp->op),
              base_name(thread.site.file), thread.site.line, __builtin_popcount(thread.warp->arrived));
@@ -93,15 +89,13 @@ inline const char* describe_deadlock() {
   return text.data;
 }
 
-[[noreturn]] inline void report_deadlock() {
-  fail("deadlock", "no thread can go on:%s", describe_deadlock());
-}
+[[noreturn]] inline void report_deadlock() { fail("deadlock", "no thread can run:%s", describe_deadlock()); }
 
-// The same on the main stack, when a block has ended and no other can go on.
+// The same on the main stack, when a block has ended and no other block can run.
 inline void report_deadlock_of_grid() {
   const auto is_stuck = [](const Block& block) { return block.live > 0; };
   const auto stuck = std::find_if(runtime.blocks.begin(), runtime.blocks.end(), is_stuck);
-  report_for_block(*stuck, "deadlock", "no thread can go on:%s", describe_deadlock());
+  report_for_block(*stuck, "deadlock", "no thread can run:%s", describe_deadlock());
 }
 
 }  // namespace flashgen::emu

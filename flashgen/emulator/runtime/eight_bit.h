@@ -4,7 +4,7 @@
 
 namespace flashgen::emu {
 
-// What each of the 256 bytes stands for.
+// The value of each byte.
 struct EightBitFloats {
   float values[256];
 };

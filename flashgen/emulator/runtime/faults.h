@@ -1,4 +1,4 @@
-// Signals that a kernel's own loads, stores and divisions raise become findings; the process lives on.
+// Turns signals that a kernel's own loads, stores and divisions raise into findings. The process survives.
 #pragma once
 #include <csetjmp>
 #include <csignal>
@@ -40,7 +40,7 @@ inline void read_machine(const ucontext_t& machine, Fault& f) {
 
 inline void on_signal(int signal, siginfo_t* info, void* machine) {
   if (!in_kernel || pthread_equal(pthread_self(), kernel_thread) == 0) {
-    // Not ours: put back what was there, and let the instruction fault again.
+    // Not a kernel's fault: restore the previous handler, and let the instruction fault again.
     for (int i = 0; i < 4; ++i) {
       if (kSignals[i] == signal) sigaction(signal, &previous_actions[i], nullptr);
     }
@@ -52,7 +52,7 @@ inline void on_signal(int signal, siginfo_t* info, void* machine) {
   siglongjmp(fault_return, 1);
 }
 
-// Catches the signals while it lives, on a stack of its own.
+// Handles the signals during its lifetime, on a separate stack.
 struct FaultGuard {
   stack_t previous_stack;
 
@@ -94,7 +94,7 @@ inline void describe_fault() {
     report_fault("division by zero", site, "an integer division by zero, which gives garbage on a GPU");
   } else if (fault.signal == SIGILL) {
     report_fault("crash", site,
-                 "an illegal instruction (a trap, or a path the compiler took for unreachable)");
+                 "an illegal instruction (a trap, or a path that the compiler considers unreachable)");
   } else if (stacks.in_guard(fault.address)) {
     report_fault("stack overflow", site, "the thread's stack of %zu bytes is full", kStackBytes);
   } else if (shared_pool.contains(fault.address) && runtime.current != nullptr) {
@@ -103,8 +103,7 @@ inline void describe_fault() {
     report_fault("shared memory out of bounds", site, "%s offset %lld of %u bytes of shared memory", verb,
                  offset, shared_bytes());
   } else if (fault.address == 0 && fault.write == -1) {
-    report_fault("misaligned", site,
-                 "an access whose address is not a multiple of its size (or is no address at all)");
+    report_fault("misaligned", site, "an access whose address is not a multiple of its size, or is invalid");
   } else {
     describe_address(fault.address, place, sizeof place);
     const FlashgenEmuBuffer* buffer = buffer_of(fault.address, 1);

@@ -1,6 +1,6 @@
-// What must be ordered before a wgmma: ordinary accesses of its registers (wgmma_fence), and writes to shared
-// memory that it reads. The left operand's registers are taken at the issue, since the compiler gives what is
-// written later to the same array registers of its own.
+// Checks of the order before a wgmma: of ordinary accesses of its registers (wgmma_fence), and of writes to
+// shared memory that it reads. The left operand's registers are read at the issue, because the compiler keeps
+// later values of the same array in other registers.
 #pragma once
 #include "proxy.h"
 #include "wgmma_operands.h"
@@ -26,7 +26,7 @@ inline void note_fence(Thread& thread) {
     watched.digest = digest(watched.registers, watched.bytes);
 }
 
-// Registers that a product used before are watched from then on: at the next one they must be what they were
+// Registers that a product has used are watched from then on. At the next product they must be as they were
 // at the fence.
 inline void require_unchanged(Thread& thread, const void* registers, u32 bytes, const char* what) {
   constexpr size_t kMostWatched = 64;
@@ -40,9 +40,8 @@ inline void require_unchanged(Thread& thread, const void* registers, u32 bytes, 
   watched.push_back({registers, bytes, digest(registers, bytes)});
 }
 
-// `d` is null where earlier products of the same chain have these accumulators already. Waits hand registers
-// back to the threads, so after each a fence is asked for: the instruction set asks only where they are
-// touched.
+// `d` is null if earlier products of the same chain already own these accumulators. After each wait this
+// requires a fence. The instruction set requires one only if the registers were accessed.
 inline void require_fence(Thread& thread, const FlashgenEmuWgmma& form, const float* d) {
   if (!thread.warpgroup_lane.fenced) {
     fail("missing fence", "no wgmma_fence since %s",
@@ -60,8 +59,8 @@ inline u32 tensor_core_agent(const Thread& thread) {
   return static_cast<u32>(runtime.launch.threads + thread.thread_idx / kWarpgroupSize);
 }
 
-// The tensor cores read until the product is waited for: only who knows of its end may write there. Each warp
-// must know of what was written before; its first lane speaks for it.
+// The tensor cores read until the wait for the product, so later writes must be ordered after that wait.
+// Earlier writes must be ordered before the product in each warp; the first lane of a warp is checked.
 inline void watch_operands(Thread& thread, const FlashgenEmuWgmma& form, u32 number) {
   if (thread.lane != 0) return;
   const void* code = call_before(thread.code);
@@ -81,7 +80,7 @@ inline void watch_operands(Thread& thread, const FlashgenEmuWgmma& form, u32 num
   const Operand right = right_operand(form);
   right.each_chunk(0, static_cast<u32>(right.lines), 0, static_cast<u32>(right.chunks), visit);
   if (form.a != nullptr) return;
-  // Of the left operand each warp reads its own 16 rows.
+  // Each warp reads its own 16 rows of the left operand.
   const Operand left = left_operand(form);
   const auto warp = static_cast<u32>(thread.warp_idx % 4);
   if (left.mn_major) {
@@ -91,7 +90,7 @@ inline void watch_operands(Thread& thread, const FlashgenEmuWgmma& form, u32 num
   }
 }
 
-// The products before this one have read their operands, and the running lane knows.
+// The running lane has waited: the products before this one have read their operands.
 inline void note_operands_read(Thread& thread, u32 number) {
   u32& known = thread.clocks[clock_index(thread.block->index, tensor_core_agent(thread))];
   if (known < number) known = number;

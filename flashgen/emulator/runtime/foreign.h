@@ -1,5 +1,5 @@
-// What threads know of blocks beyond their cluster, by acquiring what these released. Few kernels do that,
-// and nobody pays for it otherwise.
+// Vector clocks of blocks outside of a thread's cluster, which it acquired from memory. They are sparse,
+// because few kernels do that.
 #pragma once
 #include <memory>
 #include <unordered_map>
@@ -9,18 +9,18 @@
 
 namespace flashgen::emu {
 
-// In place of a block's index: the grids that a dependent launch waits for.
+// Stands for the grids that a dependent launch waits for, in place of a block's index.
 constexpr i64 kPrimaryGrids = -1;
 
-// For each block the clocks of its agents. Values are shared, and never changed once they are.
+// The clocks of the agents of each block. Shared values are immutable.
 struct Foreign {
   std::unordered_map<i64, std::vector<u32>> blocks;
 };
 
 using Knowledge = std::shared_ptr<const Foreign>;
 
-// What a thread knows of other blocks, and what of that the async proxy of its own block would see: a fence
-// shows things to that of the block it is in, and to no other.
+// What a thread has acquired of other blocks, and how much of that the async proxy of its own block sees. A
+// fence affects the async proxy of its own block only.
 struct ForeignKnowledge {
   Knowledge known;
   Knowledge seen_by_async;

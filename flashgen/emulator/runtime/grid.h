@@ -1,11 +1,11 @@
 // Blocks that wait for each other through global memory, and grids that wait for earlier ones.
 //
-// A load_acquire, or an atomic_add of 0, lets everybody else run first: loops around one would never end
-// otherwise. Earlier grids are modelled late: they may still write, or read, the buffers from_primary until
-// some thread has waited for them. Those of these that this grid may write are NaN until then; the others may
-// lie where stores trap, and keep what they hold. In race mode each thread that touches one of either kind
-// must have waited, or know of it by a barrier. That a later grid may start early changes nothing that this
-// one sees, so griddep_launch_dependents does nothing.
+// A load_acquire, or an atomic_add of 0, first lets all other threads run, so that loops that poll end.
+// Earlier grids finish as late as possible: until the first griddep_wait they may still access the buffers
+// from_primary. Those that this grid may write are NaN until then. The others may be in read-only memory, and
+// keep their values. In race mode, each thread that accesses one of either kind must be ordered after a
+// griddep_wait. A later grid that starts early is invisible to this one, so griddep_launch_dependents does
+// nothing.
 #pragma once
 #include <fcntl.h>
 
@@ -14,11 +14,11 @@
 
 namespace flashgen::emu {
 
-// ---- Threads that look again and again
+// ---- Threads that poll
 
 constexpr u32 kMostIdleRounds = 10000;
 
-// Rounds of looking in which nobody found anything new.
+// Consecutive rounds of polling in which no value changed.
 struct Polling {
   u32 idle_rounds = 0;
   u64 last = 0;
@@ -26,33 +26,33 @@ struct Polling {
 
 inline Polling polling;
 
-inline void describe_look(const Thread& thread, const char* by, char* text, size_t size) {
+inline void describe_polling(const Thread& thread, const char* by, char* text, size_t size) {
   char place[200];
   describe_address(thread.polled, place, sizeof place);
   snprintf(text, size, "%s of %s, which keeps its value", by, place);
 }
 inline void describe_poll(const Thread& thread, char* text, size_t size) {
-  describe_look(thread, "load_acquire", text, size);
+  describe_polling(thread, "load_acquire", text, size);
 }
 inline void describe_atomic_poll(const Thread& thread, char* text, size_t size) {
-  describe_look(thread, "atomic_add of nothing", text, size);
+  describe_polling(thread, "atomic_add of nothing", text, size);
 }
 
 inline bool polls(const Thread& thread) {
   return thread.state == State::waiting &&
          (thread.describe == describe_poll || thread.describe == describe_atomic_poll ||
-          thread.describe == describe_turn);
+          thread.describe == describe_forced_yield);
 }
 
-// Who looks at what, and what there is to see.
+// A digest of the polling threads, their addresses and the values there.
 inline u64 digest_of_pollers() {
   u64 hash = 0;
   for (const Block& block : runtime.blocks) {
     if (block.live == 0) continue;
     for (const Thread& thread : block.threads) {
       if (!polls(thread)) continue;
-      // What a thread sees whose turn has ended is not known: as long as there are such, there is hope.
-      if (thread.describe == describe_turn) return polling.last + 1;
+      // What a thread that was forced to yield polls is unknown, so it counts as a change.
+      if (thread.describe == describe_forced_yield) return polling.last + 1;
       u32 value;
       memcpy(&value, reinterpret_cast<const void*>(thread.polled), sizeof value);
       for (const u64 word : {reinterpret_cast<u64>(&thread), reinterpret_cast<u64>(thread.code),
@@ -63,7 +63,7 @@ inline u64 digest_of_pollers() {
   return hash;
 }
 
-// Nobody else can run: those who poll look again. Null when nobody polls, or to no avail.
+// No other thread can run: the polling threads try again. Null if there are none, or if nothing changes.
 inline Thread* wake_pollers() {
   const u64 now = digest_of_pollers();
   polling.idle_rounds = now == polling.last ? polling.idle_rounds + 1 : 0;
@@ -78,17 +78,17 @@ inline Thread* wake_pollers() {
   return find_ready();
 }
 
-inline void let_others_run(const void* address, Description describe) {
+inline void yield_while_polling(const void* address, Description describe) {
   if (runtime.randomised && one_in(2)) return;
   self().polled = reinterpret_cast<u64>(address);
   park(describe);
 }
 
-// ---- Releasing and acquiring (race mode): by address, what those knew who released there
+// ---- Releases and acquires (race mode): the clocks that were released at each address
 
 inline std::unordered_map<u64, Knowledge> released;
 
-// `continues`: what was released there before stays; a plain store ends that.
+// `continues`: an atomic update continues the release sequence at the address. A store begins a new one.
 inline void release_at(Thread& thread, const void* address, bool continues) {
   auto known = std::make_shared<Foreign>();
   const i64 first = thread.block->index - thread.block->rank;
@@ -127,7 +127,7 @@ struct PrimaryBuffer {
 
 inline std::vector<PrimaryBuffer> primary_buffers;
 
-// Whether the buffer can be written, found out without a fault; it is zero afterwards.
+// Zeroes the buffer. Returns false, without a fault, if it cannot be written.
 inline bool clear_buffer(u8* address, size_t bytes) {
   const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
   if (zeros < 0) return false;
@@ -141,8 +141,8 @@ inline bool clear_buffer(u8* address, size_t bytes) {
   return done == bytes;
 }
 
-// False when a buffer that this grid may write cannot be written, and so not be poisoned.
-inline bool hide_primary_buffers() {
+// Returns false if a buffer that this grid may write is in read-only memory.
+inline bool poison_primary_buffers() {
   primary_buffers.clear();
   runtime.awaits_primary = false;
   for (const FlashgenEmuBuffer& buffer : runtime.buffers) {
@@ -160,15 +160,15 @@ inline bool hide_primary_buffers() {
   return true;
 }
 
-// The last one first: where two overlap, it was hidden with poison of the other's in it.
-inline void show_primary_buffers() {
-  for (auto hidden = primary_buffers.rbegin(); hidden != primary_buffers.rend(); ++hidden)
-    memcpy(hidden->address, hidden->content.data(), hidden->content.size());
+// In reverse order, because the saved contents of overlapping buffers include the poison of earlier ones.
+inline void restore_primary_buffers() {
+  for (auto saved = primary_buffers.rbegin(); saved != primary_buffers.rend(); ++saved)
+    memcpy(saved->address, saved->content.data(), saved->content.size());
   primary_buffers.clear();
 }
 
 inline void wait_for_primary() {
-  show_primary_buffers();
+  restore_primary_buffers();
   if (!runtime.launch.race || !runtime.awaits_primary) return;
   static const Knowledge done = [] {
     auto known = std::make_shared<Foreign>();
@@ -184,8 +184,8 @@ unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int rele
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   watch_atomic(address, sizeof *address, true, How::atomic_add);
-  // To add nothing is to look.
-  value == 0 ? let_others_run(address, describe_atomic_poll) : made_progress();
+  // Adding 0 is polling.
+  value == 0 ? yield_while_polling(address, describe_atomic_poll) : made_progress();
   const unsigned before = *address;
   *address = before + value;
   if (runtime.launch.race && release) release_at(self(), address, true);
@@ -227,7 +227,7 @@ unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite site
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   require_global(address, sizeof *address, sizeof *address, false, "load_acquire");
-  let_others_run(address, describe_poll);
+  yield_while_polling(address, describe_poll);
   watch_atomic(address, sizeof *address, false, How::load_acquire);
   if (runtime.launch.race) acquire_at(self(), address);
   return *address;

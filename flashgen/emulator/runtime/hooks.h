@@ -1,5 +1,5 @@
-// What the compiler calls before each load and store of a kernel built for race mode, or to count bytes. It
-// takes these for the functions of its own thread sanitizer.
+// The functions that the compiler calls before each load and store of a kernel built for race mode or for
+// counting bytes. They replace those of its thread sanitizer.
 #pragma once
 #include <cstddef>
 
@@ -18,7 +18,7 @@ inline bool is_constant(u64 address, u32 bytes) {
          here.dli_fbase == entry.dli_fbase;
 }
 
-// What the runtime itself shows the kernel.
+// The runtime's own variables that a kernel reads.
 inline bool is_own(const Thread& thread, u64 address) {
   return address - reinterpret_cast<u64>(static_cast<const FlashgenEmuThread*>(&thread)) <
              sizeof(FlashgenEmuThread) ||
@@ -35,7 +35,7 @@ inline void check_access(Thread& thread, u64 address, u32 bytes, bool write, boo
   code = call_before(code);
   const auto offset = static_cast<i64>(address - reinterpret_cast<u64>(thread.block->shared));
   if (shared_pool.contains(address)) {
-    // What 32 bits cannot say is far outside, and must not look as if it were not.
+    // An offset beyond 32 bits must not wrap around to a valid one.
     const i32 near = offset == static_cast<i32>(offset) ? static_cast<i32>(offset) : INT32_MIN;
     shared_range(thread, static_cast<u32>(near) + kSharedBase, bytes, aligned ? bytes : 1, verb);
     if (runtime.launch.race) watch_shared(thread, pointer, bytes, how, code);
@@ -83,8 +83,8 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 
-// Clang calls these for whole structs: newer versions the former, older ones the C library's functions, for
-// which the build puts the latter.
+// Clang calls these for whole structs. Newer versions call __tsan_ functions. Older ones call the C library's
+// functions, which the build redirects to the __wrap_ functions.
 #define FLASHGEN_EMU_MEMORY_HOOKS(prefix)                                               \
   void* prefix##memcpy(void* target, const void* source, size_t bytes) {                \
     flashgen::emu::on_access(source, bytes, false, false, __builtin_return_address(0)); \

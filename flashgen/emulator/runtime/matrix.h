@@ -1,5 +1,5 @@
-// Products of fragments of the matrix instructions, laid out as the PTX ISA draws them: with g = lane / 4 and
-// t = lane % 4,
+// Products of fragments of the matrix instructions, in the layout of the PTX ISA. With g = lane / 4 and t =
+// lane % 4:
 //   A (16 x depth): register i holds row g + 8 (i % 2), columns 2t + 8 (i / 2) and the next one
 //   B (depth x 8):  register i holds rows 2t + 8 i and the next one, column g
 //   C, D (16 x 8):  elements 2i, 2i + 1 are row g + 8 i, columns 2t and 2t + 1
@@ -39,7 +39,7 @@ inline Floats widen(const u16* source) {
   return reinterpret_cast<Floats>(wide | sign);
 }
 
-// The left and right operand of one product. Each lane puts its elements where they belong.
+// The left and right operand of one product. Each lane stores its elements.
 struct Operands {
   alignas(64) u16 a[4][8][8];  // one 8 x 8 matrix for each register
   alignas(64) u16 b[16][8];
@@ -72,7 +72,7 @@ struct Accumulators {
   }
 
  private:
-  // Where a lane's elements of rows 0 to 7 lie; those of rows 8 to 15 are 32 lanes further.
+  // The address of a lane's elements in rows 0 to 7. Those in rows 8 to 15 are 32 lanes further.
   char* row_of(u32 lane) { return reinterpret_cast<char*>(rows) + 8 * lane; }
 };
 
@@ -87,8 +87,8 @@ inline void multiply_add(const Operands& operands, Accumulators& accumulators) {
       memcpy(&a[g + 8 * (i % 2)][8 * (i / 2)], &wide, sizeof wide);
     }
   }
-  // Sums are taken in the order in which wgmma's are, so that scores of either come to the same bits, as they
-  // do on a GPU. Two rows at a time, for the processor's sake.
+  // Sums have the same order as wgmma's, so that both give the same bits, as they do on a GPU. Two rows at a
+  // time are faster.
   for (i32 row = 0; row < 16; row += 2) {
     Floats upper = accumulators.rows[row];
     Floats lower = accumulators.rows[row + 1];

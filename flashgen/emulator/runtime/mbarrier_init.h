@@ -1,4 +1,4 @@
-// How mbarriers come and go, and the fences that show them to others.
+// Initialization and invalidation of mbarriers, and the fence that publishes them.
 #pragma once
 #include "mbarrier.h"
 
@@ -6,7 +6,7 @@ namespace flashgen::emu {
 
 inline MBarrier& add_mbarrier(Block& block) {
   if (runtime.launch.race && block.mbarriers.size() == kMBarrierClocks) {
-    fail("mbarrier overflow", "a block has more than the %u mbarriers that race mode can tell apart",
+    fail("mbarrier overflow", "a block has more than the %u mbarriers that race mode supports",
          kMBarrierClocks);
   }
   return block.mbarriers.emplace_back();
@@ -22,7 +22,7 @@ inline void initialise_mbarrier(u32 address, u32 count) {
   MBarrier* barrier = mbarrier_placed_at(block, offset);
   if (barrier != nullptr && barrier->live) {
     fail("mbarrier initialised twice",
-         "mbarrier_init at offset %u of shared memory, where the barrier of %s:%d still lives; call "
+         "mbarrier_init at offset %u of shared memory, where the barrier of %s:%d is still valid; call "
          "mbarrier_invalidate first",
          offset, base_name(barrier->site.file), barrier->site.line);
   }
@@ -54,7 +54,7 @@ inline void invalidate_mbarrier(u32 address) {
   memset(self().block->shared + barrier.offset, kPoisonByte, kMBarrierBytes);
 }
 
-// Fences what this thread has initialised.
+// Fences the barriers that this thread has initialized.
 inline void fence_initialisation() {
   Thread& thread = self();
   if (!runtime.launch.race) return;

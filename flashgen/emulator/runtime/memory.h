@@ -22,7 +22,7 @@ inline u8* shared_range(const Thread& thread, u32 address, u32 bytes, u32 alignm
   return thread.block->shared + offset;
 }
 
-// The buffer nearest to an address; null when the caller named none.
+// The buffer nearest to an address; null if there are none.
 inline const FlashgenEmuBuffer* nearest_buffer(u64 address) {
   const FlashgenEmuBuffer* best = nullptr;
   u64 best_distance = ~0ull;
@@ -63,7 +63,7 @@ inline void describe_address(u64 address, char* text, size_t size) {
   }
 }
 
-// The first buffer that holds all of these bytes; null when none does.
+// The first buffer that contains all of these bytes, or null.
 inline const FlashgenEmuBuffer* buffer_of(u64 address, u32 bytes) {
   for (const FlashgenEmuBuffer& buffer : runtime.buffers) {
     if (address >= buffer.address && address + bytes <= buffer.address + buffer.bytes) return &buffer;
@@ -91,7 +91,7 @@ inline void require_global(const void* pointer, u32 bytes, u32 alignment, bool w
   }
 }
 
-// Every access of global memory comes by here once, so that this is where bytes are counted.
+// Every access of global memory passes through here once. It counts the bytes.
 inline void check_global(const void* pointer, u32 bytes, u32 alignment, bool write, const char* what) {
   require_global(pointer, bytes, alignment, write, what);
   if (runtime.launch.traffic == nullptr || runtime.buffers.empty()) return;

@@ -1,4 +1,4 @@
-// The machine: threads in warps in blocks, and the state of the one launch under way.
+// The machine: blocks, warps and threads, and the state of the current launch.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -21,18 +21,17 @@ using i16 = short;
 constexpr i32 kMaxThreads = 1024;
 constexpr i32 kMaxWarps = kMaxThreads / kWarpSize;
 constexpr u32 kAllLanes = 0xffffffffu;
-// Where dynamic shared memory starts in the 32-bit window; as on a device, where the first KiB is the
-// system's.
+// Where dynamic shared memory starts in the 32-bit window. On a device the first KiB is reserved, too.
 constexpr u32 kSharedBase = 1024;
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr i32 kMaxSharedBytes = 227 * 1024;
 // As 16-bit and 32-bit floats this byte pattern is NaN.
 constexpr int kPoisonByte = 0xff;
 
-// `waiting`: for what the thread's `describe` tells.
+// `waiting`: the thread's `describe` says for what.
 enum class State : u8 { ready, running, at_warp, at_block, waiting, done };
 
-// Operations at which all lanes of a warp meet.
+// Operations of all lanes of a warp.
 enum class WarpOp : u8 { sync, any, ballot, shuffle, ldmatrix, stmatrix, registers, mma, count };
 
 // A lane's operands of a WarpOp; which fields are used depends on the operation.
@@ -60,7 +59,7 @@ struct Cluster;
 struct Thread;
 class Shadow;
 
-// Says in a deadlock report what a thread waits for.
+// Writes for a deadlock report what a thread waits for.
 using Description = void (*)(const Thread&, char* text, size_t size);
 
 struct Warp {
@@ -74,7 +73,7 @@ struct Warp {
   u16 matrices[4][8][8];
   std::unique_ptr<Batch> batch;
   i32 registers;         // of each of its threads
-  i32 wanted_registers;  // those that it waits for; 0: it does not
+  i32 wanted_registers;  // per thread, while it waits for them; otherwise 0
   i32 priority;
 };
 
@@ -95,25 +94,23 @@ struct Thread : FlashgenEmuThread {
   // Products in its warp's batch.
   u32 issued;
   Description describe;
-  u64 polled;  // where its last load_acquire looked
+  u64 polled;  // address of its last load_acquire
   WarpgroupLane warpgroup_lane;
-  // Of the cluster's barrier: phases that it has arrived in, and whether it has still to wait for the last
-  // one.
+  // The cluster's barrier: whether it has arrived and not waited yet, and in which phase.
   bool arrived_at_cluster;
   u32 cluster_phase;
   u32 store_groups;  // of bulk stores and reductions, committed so far
-  // At a named barrier: which one. At an mbarrier: its index, the parity, whether it asks rather than waits,
-  // as the how many-th question of the launch, and the answer.
+  // While it waits: the number of the named barrier, or the index of the mbarrier and the parity.
   u32 waits_at;
-  bool any_at_barrier;  // what the last vote came to
+  bool any_at_barrier;  // result of its last vote at a named barrier
   u32 parity;
-  bool asks;
-  u64 asked;
-  bool phase_ended;
-  // Race mode: what it knows of blocks beyond its cluster.
+  bool may_fail;        // it waits in a try_wait,
+  u64 try_wait_number;  // which is this one of the launch,
+  bool phase_ended;     // and its result
+  // Race mode: clocks of blocks outside of its cluster.
   ForeignKnowledge foreign;
   u64 stack;  // its lowest address
-  // Race mode: up to when this thread knows of each agent of its cluster; its own entry is its clock.
+  // Race mode: its vector clock, with an entry for each agent of the cluster.
   u32* clocks;
 };
 
@@ -132,21 +129,21 @@ struct Barrier {
   Site site;
 };
 
-// Race mode: what a thread knew when it published to others.
+// Race mode: the clocks that threads left at a barrier.
 struct Message {
   std::vector<u32> clocks;
   ForeignKnowledge foreign;
 };
 
-// Where some threads of a block meet, or pass without waiting.
+// A barrier of some warps of a block, which may arrive without waiting.
 struct NamedBarrier {
-  i32 expected;  // how many threads; 0 while nobody has arrived
+  i32 expected;  // threads; 0 before the first arrival
   i32 arrived;
   Site site;
-  u32 lanes[kMaxWarps];     // who has arrived
-  u32 sleepers[kMaxWarps];  // and who of them waits
+  u32 lanes[kMaxWarps];     // that have arrived
+  u32 sleepers[kMaxWarps];  // that wait
   bool votes;               // named_barrier_any
-  bool any;                 // of the conditions that have arrived
+  bool any;                 // whether a condition so far holds
   Message published;
 };
 
@@ -155,13 +152,13 @@ struct MBarrier {
   bool live;   // initialised, and not invalidated since
   u32 count;
   u32 pending;  // arrivals that the phase still needs
-  i32 bytes;    // announced and not yet there; less than none if they come before they are announced
+  i32 bytes;    // expected and not yet copied; negative if they were copied before they were expected
   u32 phase;
   Site site;  // of its initialisation
   std::vector<Thread*> waiters;
-  // Race mode. Who initialised it and when, when that thread fenced it (0: never) and in which phase of the
-  // cluster's barrier, how many phases have ended at
-  // this place, and what those who arrived and those who waited know.
+  // Race mode. The thread and clock of its initialization; the clock of that thread's fence (0: none) and the
+  // phase of the cluster's barrier then; the number of phases that have ended at this address; and the joined
+  // clocks of the arrivals in this phase, and in the last one.
   i32 init_thread;
   u32 init_clock;
   u32 fence_clock;
@@ -171,11 +168,11 @@ struct MBarrier {
   Message ended_with;
 };
 
-// A resident block: memory and threads that successive blocks of the grid run in.
+// A place for a resident block. Successive blocks of the grid reuse its memory and threads.
 struct Block {
   i64 index;
   i32 live;
-  bool started;  // and not yet seen to have ended
+  bool started;  // and its end not processed yet
   u32 ready_warps;
   u8* shared;
   Barrier barrier;
@@ -184,9 +181,9 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   Cluster* cluster;
   i32 rank;            // in its cluster
-  i32 free_registers;  // for an increase
-  // Race mode, in a cluster: for each of its agents the last access from outside, and what the block's
-  // threads knew when they returned.
+  i32 free_registers;  // the pool of setmaxnreg
+  // Race mode, in a cluster: the last access of this block's memory by each agent of another block, and the
+  // joined clocks of the block's threads when they returned.
   std::vector<RemoteAccess> remote;
   std::vector<u32> known_at_exit;
   NamedBarrier named_barriers[16];
@@ -209,21 +206,21 @@ struct Runtime {
   u64 random_state;
   bool randomised;
   bool failed;
-  // Blocks beyond a cluster may wait for each other, so that accesses of theirs can be ordered.
+  // Accesses of different blocks can be ordered.
   bool blocks_synchronise;
-  // Some buffers are others' before griddep_wait.
+  // Some buffers belong to earlier grids until griddep_wait.
   bool awaits_primary;
   // Race mode: mbarriers or the async proxy are in use.
   bool async_clocks;
-  // Grows whenever a thread starts, returns, or stores or copies by a primitive. Calls of primitives that may
-  // follow without that before a thread must let others run; and whether the launch has been without it for
-  // too long.
+  // Counts events: a thread starts or returns, or a primitive stores or copies.
   u64 progress;
+  // Calls of primitives without progress that are left before the thread must yield.
   i64 calls_left;
+  // The launch has made no progress for too long.
   volatile bool overdue;
-  // Questions whether a phase has ended, in all and since one last did.
-  u64 questions;
-  u64 fruitless_questions;
+  // try_waits of mbarriers, in all, and failed ones since a phase last ended.
+  u64 try_waits;
+  u64 failed_try_waits;
 };
 
 inline Runtime runtime;

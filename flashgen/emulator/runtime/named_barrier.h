@@ -1,4 +1,4 @@
-// Named barriers: a number of threads, in whole warps, of whom some may arrive without waiting.
+// Named barriers of whole warps, some of which may arrive without waiting.
 #pragma once
 #include "async_clocks.h"
 #include "scheduler.h"
@@ -25,7 +25,7 @@ inline void check_named_barrier(i32 barrier, i32 threads, Joining how) {
   }
 }
 
-// The hardware counts warps, so one that came in part was counted whole.
+// The hardware counts warps, so it counts a partial warp as a whole one.
 inline void check_whole_warps(const NamedBarrier& barrier, i32 number) {
   for (const u32 lanes : barrier.lanes) {
     if (lanes == 0 || lanes == kAllLanes) continue;
@@ -63,7 +63,7 @@ inline void join_named_barrier(Thread& thread, NamedBarrier& barrier, i32 number
   barrier.lanes[thread.warp_idx] |= lane;
   if (how != Joining::arrives) barrier.sleepers[thread.warp_idx] |= lane;
   ++barrier.arrived;
-  // An arrival tells of what came before it, not of what comes after.
+  // An arrival publishes what came before it.
   if (runtime.launch.race) publish(thread, barrier.published);
 }
 

@@ -1,10 +1,10 @@
-// Products of matrices: the lanes issue them one by one, and meet when one asks for the results.
+// mma products. The lanes issue them one by one, and meet when a lane needs the results.
 #pragma once
 #include "warp.h"
 
 namespace flashgen::emu {
 
-// The furthest lane notes down what its product is; the others must be issuing the same.
+// The first lane to issue a product records it. The other lanes must issue the same.
 inline void note_product(const Thread& thread, Batch& batch, Product& product, const float* d,
                          FlashgenEmuProduct kind) {
   Batch::Side& side = batch.side();
@@ -23,7 +23,7 @@ inline void check_product(const Thread& thread, const Product& product, Flashgen
        name_of(WarpOp::mma), name_of(WarpOp::mma), base_name(product.site.file), product.site.line);
 }
 
-// Of a lane that has issued fewer products than another, the rest will never come.
+// All lanes must have issued the same number of products.
 inline void check_counts(const Batch& batch, const Thread* lanes) {
   for (i32 lane = 0; lane < kWarpSize; ++lane) {
     const u32 issued = lanes[lane].issued;
@@ -42,7 +42,7 @@ inline void run_products(Warp& warp, Thread* lanes) {
   for (i32 lane = 0; lane < kWarpSize; ++lane) lanes[lane].issued = 0;
 }
 
-// Everybody's products are carried out; the running lane takes its results.
+// Computes the products of all lanes, and fetches the results of the running lane.
 inline void finish_products() {
   Thread& thread = self();
   meet(WarpOp::mma, {});
@@ -78,7 +78,7 @@ inline void issue_product(Thread& thread, float* d, const u32* a, const u32* b, 
   } else if (registers != d) {
     fail("divergent collective",
          "this lane adds to other accumulators than before, and other lanes of its warp do not; call"
-         " mma_finish between");
+         " mma_finish in between");
   }
 }
 

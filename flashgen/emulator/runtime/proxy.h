@@ -1,15 +1,15 @@
-// Race mode: the async proxy. Bulk copies and wgmma reach memory by another way than ordinary loads and
-// stores, and see what those wrote only if a fence lies between. What such an operation reads must also stay
-// as it is until somebody has waited for the operation.
+// Race mode: the async proxy, by which bulk copies and wgmma access memory. It sees ordinary writes only
+// after a fence. What an asynchronous operation reads must not change until a thread has waited for the
+// operation.
 #pragma once
 #include "race.h"
 
 namespace flashgen::emu {
 
-// A stretch of shared or global memory that an asynchronous operation touches on behalf of a thread.
+// A range of shared or global memory that an asynchronous operation of a thread accesses.
 struct AsyncAccess {
   Thread& thread;
-  // In whose shared memory; null for global memory.
+  // The block whose shared memory it is; null for global memory.
   Block* block;
   const void* memory;
   u32 bytes;
@@ -24,8 +24,8 @@ struct AsyncAccess {
   }
 };
 
-// The async proxy, used by the thread from now on, sees all that the thread knows of. What other blocks wrote
-// lies in global memory, which not every fence is for.
+// The thread's later uses of the async proxy see everything that is ordered before now. What other blocks
+// wrote is in global memory, so it needs a fence for that.
 inline void fence_async(Thread& thread, bool global) {
   keep_async_clocks();
   learn(thread.clocks + async_index(0), thread.clocks, basic_clocks());
@@ -33,7 +33,7 @@ inline void fence_async(Thread& thread, bool global) {
   begin_epoch(thread);
 }
 
-// Whatever another block wrote by, a fence of the block that uses the async proxy must follow it.
+// For another block's writes of any kind, the block that uses the async proxy needs a fence.
 inline bool seen_by_async(const Epoch& write, const Thread& thread) {
   if (!same_cluster(write.block, thread.block->index)) {
     const auto agent = static_cast<u32>(write.thread);
@@ -51,13 +51,13 @@ inline bool seen_by_async(const Epoch& write, const Thread& thread) {
     report_access(
         access, &write, "missing fence",
         "a %s of %u bytes at %s touches bytes of another block's %s that the async proxy of this block "
-        "need not have seen; call fence_proxy_async in this block, after the acquire",
+        "may not have seen; call fence_proxy_async in this block, after the acquire",
         name_of(access.how), access.bytes, bytes, name_of(write.how));
   }
   report_access(
       access, &write, "missing fence",
-      "a %s of %u bytes at %s touches bytes of an ordinary %s that the async proxy need not have seen; "
-      "call fence_proxy_async after writing, before the barrier that tells of it",
+      "a %s of %u bytes at %s touches bytes of an ordinary %s that the async proxy may not have seen; "
+      "call fence_proxy_async after writing, before the barrier that publishes it",
       name_of(access.how), access.bytes, bytes, name_of(write.how));
 }
 
@@ -73,7 +73,7 @@ inline void require_primary_done(const AsyncAccess& access) {
   if (access.block == nullptr) require_primary_done(access.thread, access.memory, access.how, access.code);
 }
 
-// An asynchronous operation begins that will read.
+// Begins an asynchronous read.
 inline void begin_async_read(const AsyncAccess& read) {
   require_primary_done(read);
   Shadow* shadow = read.shadow();
@@ -84,7 +84,7 @@ inline void begin_async_read(const AsyncAccess& read) {
   shadow->visit(access.address, access.bytes, false, [](Cell& cell) { ++cell.async_readers; });
 }
 
-// It has read, and nobody in particular knows.
+// Ends an asynchronous read for which no thread has waited.
 inline void drop_async_read(const AsyncAccess& read) {
   Shadow* shadow = read.shadow();
   if (shadow == nullptr) return;
@@ -93,7 +93,7 @@ inline void drop_async_read(const AsyncAccess& read) {
   });
 }
 
-// It has read, and the thread knows.
+// Ends an asynchronous read for which the thread has waited.
 inline void end_async_read(const AsyncAccess& read) {
   Shadow* shadow = read.shadow();
   if (shadow == nullptr) return;
@@ -101,7 +101,7 @@ inline void end_async_read(const AsyncAccess& read) {
   note_read(read.in(*shadow));
 }
 
-// An asynchronous operation begins that will write.
+// Begins an asynchronous write.
 inline void begin_async_write(const AsyncAccess& write) {
   require_primary_done(write);
   Shadow* shadow = write.shadow();
@@ -111,13 +111,14 @@ inline void begin_async_write(const AsyncAccess& write) {
   note_write(access);
 }
 
-// It is a reduction: others may add at the same time, but none may read the sum yet.
+// Begins an asynchronous reduction. Others may add concurrently, but none may read the sum.
 inline void begin_adding(const AsyncAccess& write) {
   begin_async_write(write);
   if (Shadow* shadow = write.shadow())
     shadow->visit(reinterpret_cast<u64>(write.memory), write.bytes, false, [](Cell& cell) { ++cell.adders; });
 }
-// It has added, and the thread knows, as of now: who knows of the issue alone may not read.
+// Ends a reduction for which the thread has waited. Reads must be ordered after this, not just after the
+// issue.
 inline void end_adding(const AsyncAccess& write) {
   Shadow* shadow = write.shadow();
   if (shadow == nullptr) return;
@@ -128,13 +129,13 @@ inline void end_adding(const AsyncAccess& write) {
   });
 }
 
-// It has written, and the thread knows.
+// Ends an asynchronous write for which the thread has waited.
 inline void end_async_write(const AsyncAccess& write) {
   Shadow* shadow = write.shadow();
   if (shadow != nullptr) note_arrival(write.in(*shadow));
 }
 
-// It has written, and those know who know that this many phases of an mbarrier have ended.
+// Ends an asynchronous write that the end of the mbarrier's phase with this number orders.
 inline void end_async_write_at(const AsyncAccess& write, u32 mbarrier_number, u32 phases) {
   write.shadow()->visit(reinterpret_cast<u64>(write.memory), write.bytes, false, [&](Cell& cell) {
     cell.write.clock = phases;
@@ -143,13 +144,13 @@ inline void end_async_write_at(const AsyncAccess& write, u32 mbarrier_number, u3
   });
 }
 
-// ---- For operations that read a block's own shared memory while the thread goes on, such as wgmma.
+// ---- Operations that read the block's shared memory asynchronously, such as wgmma
 
-// At its issue: the bytes must have been written, in order and fenced, and may not be written again ...
+// At the issue. Writes of the bytes must be ordered and fenced before.
 inline void async_proxy_reads(Thread& thread, const void* memory, u32 bytes, How how) {
   begin_async_read({thread, thread.block, memory, bytes, how, call_before(thread.code)});
 }
-// ... until the wait that completes it.
+// At the wait. From now on the bytes may be written again.
 inline void async_proxy_has_read(Thread& thread, const void* memory, u32 bytes, How how) {
   end_async_read({thread, thread.block, memory, bytes, how, call_before(thread.code)});
 }

@@ -1,7 +1,7 @@
-// Race mode: every access of shared memory, and of the caller's writable arrays, is checked against what the
-// shadow remembers. Two accesses of which one writes race unless a chain of barriers orders them, whatever
-// the schedule happened to be; between blocks of one launch that is a barrier of their cluster, or that one
-// acquires what the other released. Atomic accesses never race with each other.
+// Race mode: every access of shared memory, and of the caller's writable arrays, is checked against earlier
+// ones in shadow memory. Two accesses race if at least one writes and no synchronization orders them, under
+// any schedule. Barriers order the threads of a block. A barrier of the cluster, or a release and an acquire,
+// order different blocks. Atomic accesses never race with each other.
 #pragma once
 #include <memory>
 
@@ -39,14 +39,14 @@ inline bool is_read(How how) {
   return how == How::load || how == How::ldmatrix || how == How::cp_async_source || how == How::wgmma ||
          how == How::load_acquire || how == How::bulk_source;
 }
-// Done by the async proxy, which sees ordinary writes only after a fence.
+// An access by the async proxy.
 inline bool is_async(How how) { return how >= How::wgmma; }
-// Its bytes are not there before somebody has waited for them.
+// A write whose bytes arrive only after a wait.
 inline bool comes_late(How how) {
   return how == How::cp_async || how == How::bulk_load || how == How::bulk_store;
 }
 
-// An access under way.
+// An access that is being checked.
 struct Access {
   Thread& thread;
   Shadow& shadow;
@@ -54,7 +54,7 @@ struct Access {
   u32 bytes;
   How how;
   const void* code;
-  // By tensor cores, on behalf of the thread: which they are, and what their clock says.
+  // For an access by tensor cores on behalf of the thread: their agent and their clock.
   i32 agent = -1;
   u32 agent_clock = 0;
 
@@ -66,7 +66,7 @@ struct Access {
   bool in_shared_memory() const { return shared_pool.contains(address); }
 };
 
-// Of blocks by their index in the grid.
+// `a` and `b` are indices of blocks in the grid.
 inline bool same_cluster(i64 a, i64 b) {
   return a == b || (cluster_size() > 1 && a / cluster_size() == b / cluster_size());
 }
@@ -78,13 +78,13 @@ inline bool ordered(const Epoch& earlier, const Thread& thread) {
   if (earlier.mbarrier != 0) return thread.clocks[phase_index(earlier.mbarrier - 1u)] >= earlier.clock;
   if (thread.clocks[clock_index(earlier.block, agent)] >= earlier.clock) return true;
   if (earlier.block != thread.block->index) return false;
-  // All lanes of a warp take part in an ldmatrix, whichever of them named the row.
+  // All lanes of a warp take part in an ldmatrix, whichever lane passed the row.
   return earlier.how == How::ldmatrix && earlier.thread / kWarpSize == thread.warp_idx;
 }
 
 // ---- Findings
 
-// The resident block to whom an address of the pool belongs.
+// The resident block that an address of the pool belongs to.
 inline const Block& owner_of_shared(u64 address) {
   const Block* owner = runtime.blocks.data();
   for (const Block& block : runtime.blocks) {
@@ -93,7 +93,7 @@ inline const Block& owner_of_shared(u64 address) {
   return *owner;
 }
 
-// An agent's thread: of a warpgroup's tensor cores, its first one.
+// An agent's thread. For tensor cores it is the first thread of the warpgroup.
 inline i32 thread_of_agent(i32 agent) {
   return agent < runtime.launch.threads ? agent : (agent - runtime.launch.threads) * kWarpgroupSize;
 }
@@ -131,21 +131,20 @@ inline void describe_bytes(const Access& access, char* text, size_t size) {
 [[noreturn]] inline void report_race(const Access& access, const Epoch& other) {
   char bytes[256];
   describe_bytes(access, bytes, sizeof bytes);
-  const char* why =
-      !same_cluster(other.block, access.block())
-          ? "they are by different blocks, which nothing orders, and not both are atomic"
-      : other.mbarrier != 0 ? "this thread has not waited at the mbarrier that tells of the copy's end"
-      : other.block != access.block() ? "no barrier of the cluster orders the two blocks"
-      : other.how == How::wgmma
-          ? "it may still be under way: no wgmma_wait, or no barrier after it, orders the two"
-      : other.thread / kWarpSize == access.thread.warp_idx ? "no warp_sync or barrier orders the two lanes"
-                                                           : "no barrier orders the two threads";
+  const char* why = !same_cluster(other.block, access.block())
+                        ? "they are by different blocks, which nothing orders, and at least one is not atomic"
+                    : other.mbarrier != 0           ? "this thread has not waited at the mbarrier of the copy"
+                    : other.block != access.block() ? "no barrier of the cluster orders the two blocks"
+                    : other.how == How::wgmma
+                        ? "it may still be in flight: no wgmma_wait, or no barrier after it, orders the two"
+                    : other.thread / kWarpSize == access.thread.warp_idx
+                        ? "no warp_sync or barrier orders the two lanes"
+                        : "no barrier orders the two threads";
   report_access(access, &other, "race", "a %s of %u bytes at %s and a %s touch the same bytes; %s",
                 name_of(access.how), access.bytes, bytes, name_of(other.how), why);
 }
 
-// An access that knows of the copy came before its wait; one that does not may as well have come before the
-// copy.
+// If the access is ordered after the copy's issue, the wait is missing. Otherwise it races with the copy.
 [[noreturn]] inline void report_in_flight(const Access& access, const Cell& cell) {
   if (!ordered(cell.write, access.thread)) report_race(access, cell.write);
   char bytes[256];
@@ -154,12 +153,12 @@ inline void describe_bytes(const Access& access, char* text, size_t size) {
   report_access(access, &cell.write, "missing wait",
                 "a %s of %u bytes at %s touches bytes that a %s still has in flight; %s", name_of(access.how),
                 access.bytes, bytes, name_of(cell.write.how),
-                cell.write.how == How::bulk_load ? "nobody has waited at its mbarrier"
+                cell.write.how == How::bulk_load ? "no thread has waited at its mbarrier"
                 : own                            ? "this thread has not waited for its group"
                                                  : "the thread that issued it has not waited for it");
 }
 
-// The read, if any that is remembered, that a copy under way does.
+// The recorded read by an asynchronous operation, if there is one.
 inline const Epoch* async_read_of(const Access& access, const Cell& cell) {
   if (is_async(cell.read.how)) return &cell.read;
   for (u32 index = cell.more_reads; index != 0; index = access.shadow.node(index).next) {
@@ -185,7 +184,7 @@ inline const Epoch* async_read_of(const Access& access, const Cell& cell) {
   char bytes[256];
   describe_bytes(access, bytes, sizeof bytes);
   report_access(access, nullptr, "uninitialised shared memory",
-                "a %s of %u bytes at %s reads bytes that nobody has written", name_of(access.how),
+                "a %s of %u bytes at %s reads bytes that no thread has written", name_of(access.how),
                 access.bytes, bytes);
 }
 
@@ -204,7 +203,7 @@ inline void note_read(const Access& access) {
       report_uninitialised(access);
     }
     if (cell.read_by_blocks) return;
-    // Who knows of a read by tensor cores need not know what the thread knew that issued it.
+    // A thread ordered after a read by tensor cores is not necessarily ordered after their thread's reads.
     const auto is_outdated = [&](const Epoch& earlier) {
       return (earlier.block == epoch.block && earlier.thread == epoch.thread) ||
              (access.agent < 0 && ordered(earlier, thread));
@@ -213,7 +212,7 @@ inline void note_read(const Access& access) {
       cell.read = epoch;
       return;
     }
-    // A read that is ordered before this one need not be remembered beside it.
+    // This read replaces a read that is ordered before it.
     if (cell.more_reads != 0) {
       Epoch& newest = access.shadow.node(cell.more_reads).epoch;
       if (is_outdated(newest)) {
@@ -249,7 +248,7 @@ inline void note_write(const Access& access) {
   });
 }
 
-// A copy has arrived: from now on its bytes are those of its thread, as of now.
+// A copy has arrived. Its bytes count as written by its thread now.
 inline void note_arrival(const Access& access) {
   const u32 clock = access.epoch().clock;
   access.shadow.visit(access.address, access.bytes, false, [&](Cell& cell) {
@@ -258,8 +257,7 @@ inline void note_arrival(const Access& access) {
   });
 }
 
-// What an earlier grid may still write or read may be touched only by who has waited for it, or knows of the
-// wait by a barrier.
+// Accesses of memory that an earlier grid may still access must be ordered after a griddep_wait.
 inline void require_primary_done(Thread& thread, const void* pointer, How how, const void* code) {
   if (!runtime.awaits_primary) return;
   const auto address = reinterpret_cast<u64>(pointer);
@@ -273,13 +271,13 @@ inline void require_primary_done(Thread& thread, const void* pointer, How how, c
            name_of(how), place);
 }
 
-// ---- Which shadow
+// ---- Shadows
 
-// One for each place of a resident block, and one for each writable array of the launch.
+// One for each resident block, and one for each writable array of the launch.
 inline std::vector<std::unique_ptr<Shadow>> block_shadows;
 inline std::vector<std::unique_ptr<Shadow>> buffer_shadows;
 
-// That of a caller's writable array; null for memory that is not watched.
+// The shadow of a caller's writable array; null for other memory.
 inline Shadow* shadow_of_global(u64 address) {
   for (size_t i = 0; i < runtime.buffers.size(); ++i) {
     const FlashgenEmuBuffer& buffer = runtime.buffers[i];

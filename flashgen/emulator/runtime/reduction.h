@@ -1,5 +1,5 @@
-// Element-wise additions of bulk reductions. Sums of 16-bit floats are rounded once: by way of float is as
-// good as exact, because float has more than twice their bits.
+// Element-wise additions of bulk reductions. Sums of 16-bit floats are rounded to float and then to 16 bits.
+// That equals a single rounding, because float has more than twice the bits.
 #pragma once
 #include "tensor_map.h"
 

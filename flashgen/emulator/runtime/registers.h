@@ -1,5 +1,5 @@
-// The register file: setmaxnreg moves registers between the warps of a block by way of a pool. A block starts
-// with what its launch bounds leave each thread (one block to a multiprocessor), and an empty pool.
+// setmaxnreg moves registers between the warps of a block through a pool. A block starts with an empty pool,
+// and with the registers per thread that its launch bounds allow for one block per multiprocessor.
 #pragma once
 #include "wgmma.h"
 #include "warp.h"
@@ -26,12 +26,12 @@ inline void start_registers(Block& block) {
 inline void describe_register_wait(const Thread& thread, char* text, size_t size) {
   const Warp& warp = *thread.warp;
   snprintf(text, size,
-           "setmaxnreg_inc<%d> (its warp needs %d registers more, and %d of the block's are free)",
+           "setmaxnreg_inc<%d> (its warp needs %d more registers, and the block has %d free ones)",
            warp.wanted_registers, (warp.wanted_registers - warp.registers) * kWarpSize,
            thread.block->free_registers);
 }
 
-// Warps that can have what they want get it.
+// Gives registers to waiting warps as far as the pool allows.
 inline void grant_registers(Block& block) {
   for (size_t index = 0; index < block.warps.size(); ++index) {
     Warp& warp = block.warps[index];
@@ -47,7 +47,7 @@ inline void grant_registers(Block& block) {
   }
 }
 
-// All four warps of a warpgroup must call the same, in the same order.
+// All four warps of a warpgroup must make the same calls in the same order.
 inline void note_register_change(const Thread& thread, i32 count) {
   Warpgroup& warpgroup = warpgroup_of(thread);
   const size_t index = warpgroup.register_changes[thread.warp_idx % 4]++;
@@ -76,7 +76,7 @@ inline void require_same_register_changes(const Thread& thread) {
            warpgroup.register_counts[changes]);
 }
 
-// By the last lane of the warp to arrive, for all.
+// The last lane of the warp to arrive calls this.
 inline void change_registers(Warp& warp, Thread* lanes) {
   Thread& thread = self();
   const i32 count = warp.calls[0].form[0];

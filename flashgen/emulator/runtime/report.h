@@ -1,4 +1,4 @@
-// Findings: what happened, where and to whom. A finding ends the launch.
+// Findings: what happened, where, and in which thread. A finding ends the launch.
 #pragma once
 #include <cstdarg>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace flashgen::emu {
 
-void end_turn();
+void force_yield();
 
 inline void set_code(FlashgenEmuPlace& place, const void* code) {
   place.code_offset = 0;
@@ -18,7 +18,7 @@ inline void set_code(FlashgenEmuPlace& place, const void* code) {
   place.code_offset = static_cast<const char*>(code) - static_cast<const char*>(info.dli_fbase);
 }
 
-// One byte back from a return address is still the call.
+// The byte before a return address belongs to the call.
 inline const void* call_before(const void* return_address) {
   return return_address != nullptr ? static_cast<const char*>(return_address) - 1 : nullptr;
 }
@@ -31,7 +31,7 @@ inline void set_place(FlashgenEmuPlace& place, i64 block, i32 thread, Site site,
   set_code(place, code);
 }
 
-// Fills in the report for `thread` (null: nobody in particular).
+// Fills in the report for `thread`, or for no thread if it is null.
 inline void write_report(const Thread* thread, const char* kind, Site site, const void* code,
                          const char* format, va_list arguments) {
   FlashgenEmuReport& report = *runtime.report;
@@ -49,7 +49,7 @@ inline void write_report(const Thread* thread, const char* kind, Site site, cons
   __builtin_unreachable();
 }
 
-// A finding about a block as a whole; the launch is not left.
+// A finding about a block as a whole. It returns.
 __attribute__((format(printf, 3, 4))) inline void report_for_block(const Block& block, const char* kind,
                                                                    const char* format, ...) {
   va_list arguments;
@@ -59,7 +59,7 @@ __attribute__((format(printf, 3, 4))) inline void report_for_block(const Block& 
   runtime.report->place.block = block.index;
 }
 
-// A finding about a thread, at the primitive that it called last.
+// A finding about a thread, at its last primitive.
 [[noreturn]] __attribute__((format(printf, 3, 4))) inline void fail_for(const Thread& thread,
                                                                         const char* kind, const char* format,
                                                                         ...) {
@@ -85,13 +85,12 @@ inline const char* base_name(const char* file) {
   return slash != nullptr ? slash + 1 : file;
 }
 
-// Results of products can only be asked for before anything else is.
+// A batch of products must be finished before any other collective operation.
 inline void require_no_products(const Thread& thread) {
   if (thread.issued == 0) return;
-  fail_for(
-      thread, "unfinished products",
-      "%u products of matrices are in a batch that mma_finish has not ended; their sums are not there yet",
-      thread.issued);
+  fail_for(thread, "unfinished products",
+           "%u matrix products are in a batch without mma_finish, so their sums are not available yet",
+           thread.issued);
 }
 
 inline bool same_site(const Site& a, const Site& b) {
@@ -100,8 +99,8 @@ inline bool same_site(const Site& a, const Site& b) {
 
 }  // namespace flashgen::emu
 
-// Every primitive starts with this: it notes where the running thread is, and lets others run now and then.
+// Every primitive starts with this. It records the thread's place, and makes the thread yield now and then.
 #define FLASHGEN_EMU_NOTE_SITE()                            \
   flashgen::emu::self().site = site;                        \
   flashgen::emu::self().code = __builtin_return_address(0); \
-  if (--flashgen::emu::runtime.calls_left < 0) flashgen::emu::end_turn()
+  if (--flashgen::emu::runtime.calls_left < 0) flashgen::emu::force_yield()

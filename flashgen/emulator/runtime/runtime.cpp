@@ -20,8 +20,8 @@ FlashgenEmuThread* flashgen_emu_thread = nullptr;
 
 namespace flashgen::emu {
 
-// A block of whom the last thread has returned gives its place to the next; the main stack sees to that,
-// because the returning thread's own stack is about to be used again.
+// When the last thread of a block returns, the next block takes its place. The main stack starts it, because
+// the new block reuses the returning thread's stack.
 [[noreturn]] static void thread_main() {
   runtime.launch.entry(runtime.launch.params);
   Thread& thread = self();
@@ -41,7 +41,7 @@ namespace flashgen::emu {
          base_name(thread.warp->site.file), thread.warp->site.line);
   }
   require_same_register_changes(thread);
-  if (--block.live == 0) check_no_load_is_under_way(block);
+  if (--block.live == 0) check_no_load_is_in_flight(block);
   leave_cluster(thread);
   if (block.live == 0) leave();
   release_if_complete(block);
@@ -74,7 +74,7 @@ static void start_thread(Block& block, i32 index, size_t stack) {
   thread.warpgroup_lane = {};
   thread.arrived_at_cluster = false;
   thread.store_groups = 0;
-  thread.asks = false;
+  thread.may_fail = false;
   thread.stack = reinterpret_cast<u64>(stacks.bottom(stack));
   prepare(thread.context, stacks.bottom(stack) + page_bytes(), stacks.top(stack), thread_main);
 }
@@ -111,7 +111,7 @@ static void start_block(size_t place, i64 index) {
   }
 }
 
-// What lies around shared memory, up to the pages that trap, must be as it was.
+// The bytes around shared memory, up to the pages that trap, must be unchanged.
 static void check_surroundings(size_t place) {
   Block& block = runtime.blocks[place];
   if (!block.started) return;
@@ -135,7 +135,7 @@ static void choose_order() {
     std::swap(runtime.order[i - 1], runtime.order[random_bits() % i]);
 }
 
-// The blocks of a cluster take neighbouring places, and all start as soon as all of these are free. Gives how
+// The blocks of a cluster take consecutive places, and start together when all of these are free. Returns how
 // many of them run.
 static size_t fill_places(size_t first) {
   const size_t size = cluster_size();
@@ -192,7 +192,7 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   if (launch.threads <= 0 || launch.threads > kMaxThreads || launch.threads % kWarpSize != 0)
     return refuse("threads=%lld is not a multiple of 32 from 32 to 1024", launch.threads);
   if (launch.shared_bytes < 0 || launch.shared_bytes > kMaxSharedBytes)
-    return refuse("smem_bytes=%lld is more shared memory than any GPU gives a block (232448)",
+    return refuse("smem_bytes=%lld is more than the 232448 bytes of shared memory that a block can have",
                   launch.shared_bytes);
   if (launch.cluster < 1 || launch.cluster > kMostBlocksOfCluster)
     return refuse("cluster=%lld blocks; a cluster has 1 to 16", launch.cluster);
@@ -204,7 +204,7 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
       return refuse("%lld blocks along one axis are not from 0 to 2^31 - 1", blocks);
   }
   const i64 blocks = launch.grid[0] * launch.grid[1] * launch.grid[2];
-  if (blocks > kMaxBlocks) return refuse("%lld blocks are more than the emulator numbers", blocks);
+  if (blocks > kMaxBlocks) return refuse("%lld blocks; the emulator supports at most 2^31 - 1", blocks);
   runtime.block_count = blocks;
   const i64 resident = launch.cooperative || launch.resident > blocks ? blocks : launch.resident;
   const i64 occupied = (resident + launch.cluster - 1) / launch.cluster * launch.cluster;
@@ -212,7 +212,7 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   const auto threads = static_cast<size_t>(launch.threads);
   if (!stacks.grow(places * threads) ||
       !shared_pool.prepare(places, static_cast<size_t>(launch.shared_bytes)))
-    return refuse("no memory for the stacks of %lld threads", launch.threads);
+    return refuse("not enough memory for the stacks of blocks of %lld threads", launch.threads);
   runtime.launch = launch;
   runtime.buffers.assign(launch.buffers, launch.buffers + launch.buffer_count);
   runtime.blocks.resize(places);
@@ -229,18 +229,19 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
     block.warps.resize(threads / kWarpSize);
     block.warpgroups.resize((threads + kWarpgroupSize - 1) / kWarpgroupSize);
   }
-  if (launch.race && !prepare_shadows()) return refuse("no memory to watch %lld blocks", launch.resident);
+  if (launch.race && !prepare_shadows())
+    return refuse("not enough memory for the race checks of %lld blocks", launch.resident);
   runtime.randomised = launch.schedule == kRandom || launch.schedule == kPriority;
   runtime.random_state = launch.seed * 0x9e3779b97f4a7c15ull + 0x1234567ull;
   if (runtime.random_state == 0) runtime.random_state = 1;
-  runtime.questions = runtime.fruitless_questions = 0;
+  runtime.try_waits = runtime.failed_try_waits = 0;
   runtime.overdue = false;
   runtime.async_clocks = false;
   forget_bulk_copies();
   choose_order();
-  if (!hide_primary_buffers())
+  if (!poison_primary_buffers())
     return refuse(
-        "a writable buffer from_primary cannot be written, and must be: it is NaN until griddep_wait", 0);
+        "a writable buffer from_primary is in read-only memory, and the emulator must fill it with NaN", 0);
   return true;
 }
 
@@ -264,7 +265,7 @@ int flashgen_emu_launch(const FlashgenEmuLaunch* launch, FlashgenEmuReport* repo
     describe_fault();
   }
   in_kernel = false;
-  show_primary_buffers();
+  restore_primary_buffers();
   runtime.current = nullptr;
   buffer_shadows.clear();
   return runtime.failed ? 1 : 0;

@@ -1,4 +1,4 @@
-// Which thread runs next. One fiber per CUDA thread; they change places only inside primitives.
+// Chooses the thread that runs next. Each CUDA thread is a fiber, and fibers switch only inside primitives.
 #pragma once
 #include "report.h"
 
@@ -6,11 +6,11 @@ namespace flashgen::emu {
 
 [[noreturn]] void report_deadlock();
 Thread* wake_pollers();
-// Under the random schedules: perhaps something that `thread` or TMA has under way gets done.
-void let_a_copy_arrive(Thread& thread);
-void let_a_bulk_copy_arrive();
-// Nobody can run: the next thing happens that does so by itself; false when there is none.
-bool time_passes();
+// Under the random schedules: perhaps completes a copy of `thread` or of TMA that is in flight.
+void maybe_deliver_a_copy(Thread& thread);
+void maybe_deliver_a_bulk_copy();
+// No thread can run: completes an asynchronous operation. Returns false if there is none.
+bool complete_something();
 
 inline u64 random_bits() {
   u64& x = runtime.random_state;
@@ -28,17 +28,17 @@ inline i32 any_of(u32 mask) {
   return lowest(mask);
 }
 
-// So many calls of primitives that change nothing, and others run.
-constexpr i64 kCallsOfTurn = 1 << 18;
+// A thread yields after this many calls of primitives without progress.
+constexpr i64 kCallsBeforeYield = 1 << 18;
 
 inline void made_progress() {
   ++runtime.progress;
-  runtime.calls_left = kCallsOfTurn;
+  runtime.calls_left = kCallsBeforeYield;
 }
 
-// What a thread waits for whose turn has ended: that nobody else can go on.
-inline void describe_turn(const Thread&, char* text, size_t size) {
-  snprintf(text, size, "calls that have changed nothing for long");
+// A thread that was forced to yield runs again when no other thread can.
+inline void describe_forced_yield(const Thread&, char* text, size_t size) {
+  snprintf(text, size, "many calls without any progress");
 }
 
 inline void make_ready(Thread& thread) {
@@ -104,12 +104,12 @@ inline Thread* find_ready_near(Thread& last) {
   return last.warp->ready != 0 ? &take_lane(*last.block, last.warp_idx) : find_ready();
 }
 
-// The same, once what happens by itself has happened; null when nobody will ever run. `last` may be null.
+// The same, after asynchronous operations if necessary. Null if no thread will ever run. `last` may be null.
 inline Thread* wait_for_ready(Thread* last) {
   for (;;) {
     Thread* next = last != nullptr ? find_ready_near(*last) : find_ready();
     if (next != nullptr) return next;
-    if (!time_passes()) return wake_pollers();
+    if (!complete_something()) return wake_pollers();
   }
 }
 
@@ -126,26 +126,26 @@ inline void resume(Thread& next) {
 inline void park(State state) {
   Thread& thread = self();
   thread.state = state;
-  if (runtime.randomised && one_in(4)) let_a_copy_arrive(thread);
+  if (runtime.randomised && one_in(4)) maybe_deliver_a_copy(thread);
   Thread* next = wait_for_ready(&thread);
   if (next == nullptr) report_deadlock();
   resume(*next);
 }
 
-// The same, where `describe` says what for.
+// The same. `describe` says what the thread waits for.
 inline void park(Description describe) {
   self().describe = describe;
-  runtime.calls_left = kCallsOfTurn;
+  runtime.calls_left = kCallsBeforeYield;
   park(State::waiting);
 }
 
-// Under the random schedules: perhaps let somebody else run first.
+// Under the random schedules: perhaps lets another thread run first.
 inline void maybe_yield() {
   if (!runtime.randomised || !one_in(8)) return;
   Thread& thread = self();
   if (runtime.launch.schedule == kPriority) thread.warp->priority = -static_cast<i32>(random_bits() & 0xffff);
   make_ready(thread);
-  let_a_bulk_copy_arrive();
+  maybe_deliver_a_bulk_copy();
   resume(*find_ready());
 }
 

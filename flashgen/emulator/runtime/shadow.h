@@ -1,5 +1,6 @@
-// Shadow memory: for each byte the last write and the reads since. Sixteen bytes that were always accessed as
-// one share a cell; smaller accesses split it into cells of four bytes, and those into cells of one.
+// Shadow memory: the last write of each byte, and the reads since. Sixteen bytes that were always accessed
+// together share a cell. Smaller accesses split it into cells of four bytes, and those into cells of one
+// byte.
 #pragma once
 #include "stacks.h"
 
@@ -28,7 +29,7 @@ struct Epoch {
   const void* code;  // where in the kernel
   u32 clock;         // of the thread; 0: there was no such access
   i32 block;
-  i16 thread;  // or, numbered after all threads, the tensor cores of a warpgroup
+  i16 thread;  // the agent: a thread, or the tensor cores of a warpgroup
   How how;
   u16 mbarrier;  // 0, or 1 + the number of the mbarrier whose phases the clock counts
 };
@@ -39,12 +40,12 @@ struct Cell {
   u32 more_reads;  // index of the first in a chain of further reads, none of which is ordered before another
   u32 generation;
   bool split;
-  bool in_flight;       // the write is a copy that nobody has waited for
-  bool read_by_blocks;  // by more than one, so any write at all would race
-  u8 async_readers;     // copies under way that read these bytes
-  u16 adders;           // bulk reductions under way, which atomic accesses alone may meet
-  u16 reads;            // length of the chain, and the length at which it is worth looking for
-  u16 most_reads;       // reads that later ones of the same thread make needless
+  bool in_flight;       // the write is a copy for which no thread has waited
+  bool read_by_blocks;  // several unordered blocks have read it, so any write races
+  u8 async_readers;     // operations in flight that read these bytes
+  u16 adders;           // bulk reductions in flight; only atomic accesses are allowed meanwhile
+  u16 reads;            // length of the chain
+  u16 most_reads;       // length at which add_read() removes outdated reads
 };
 
 struct ReadNode {
@@ -74,7 +75,7 @@ class Shadow {
     return true;
   }
 
-  // As if nothing had ever been accessed.
+  // Forgets all accesses.
   void forget() {
     ++generation_;
     nodes_.assign(1, {});
@@ -95,15 +96,15 @@ class Shadow {
     }
   }
 
-  // Adds to the front of the chain. Looking each time for what the read makes needless would take time in
-  // proportion to the readers; now and then is enough.
+  // Adds to the front of the chain. Removing outdated reads each time would take time proportional to the
+  // number of readers, so this does it only when the chain has doubled.
   void add_read(Cell& cell, const Epoch& epoch) {
     const u32 node = new_node();
     nodes_[node] = {epoch, cell.more_reads};
     cell.more_reads = node;
     if (cell.reads < kMostReads) ++cell.reads;
     if (cell.reads < (cell.most_reads != 0 ? cell.most_reads : kFewReads)) return;
-    drop_needless_reads(cell, epoch.block);
+    drop_outdated_reads(cell, epoch.block);
     cell.most_reads = static_cast<u16>(cell.reads < kMostReads / 2 ? 2 * cell.reads + kFewReads : kMostReads);
   }
   void drop_reads(Cell& cell) {
@@ -185,8 +186,8 @@ class Shadow {
     drop_reads(cell);
   }
 
-  // Of each agent of a block only the newest read, which stands first, need be remembered.
-  void drop_needless_reads(Cell& cell, i32 block) {
+  // Keeps only the newest read of each agent of the block, which comes first in the chain.
+  void drop_outdated_reads(Cell& cell, i32 block) {
     ++search_;
     u32* link = &cell.more_reads;
     u32 kept = 0;
@@ -224,7 +225,7 @@ class Shadow {
   u32 generation_ = 0;
   std::vector<ReadNode> nodes_;
   u32 free_ = 0;
-  // In which search a read of an agent was last seen.
+  // The search in which a read of each agent was last seen.
   std::vector<u64> last_seen_;
   u64 search_ = 0;
 };

@@ -28,7 +28,7 @@ inline double spin_seconds() { return static_cast<double>(runtime.launch.spin_na
 
 }  // namespace flashgen::emu
 
-void flashgen::emu::end_turn() {
+void flashgen::emu::force_yield() {
   if (runtime.overdue) report_livelock();
-  park(describe_turn);
+  park(describe_forced_yield);
 }

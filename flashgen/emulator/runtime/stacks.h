@@ -1,4 +1,4 @@
-// Memory of the machine: a stack per thread and shared memory per resident block, each beside pages that
+// Memory of the machine: a stack per thread and shared memory per resident block, each next to pages that
 // trap.
 #pragma once
 #include <sys/mman.h>
@@ -15,14 +15,14 @@ inline size_t page_bytes() {
   return bytes;
 }
 
-// Address space that costs memory only where it is touched; null when there is none.
+// Reserves address space, which costs memory only where it is touched. Returns null if there is none.
 inline u8* reserve(size_t bytes) {
   void* start =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return start == MAP_FAILED ? nullptr : static_cast<u8*>(start);
 }
 
-// Address space that traps, apart from what is given access to; null when there is none.
+// Reserves address space that traps until mprotect allows accesses. Returns null if there is none.
 inline u8* reserve_traps(size_t bytes) {
   void* start = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return start == MAP_FAILED ? nullptr : static_cast<u8*>(start);
@@ -43,7 +43,7 @@ struct Stacks {
     return true;
   }
   u8* bottom(size_t index) const { return start + index * kStackBytes; }
-  // Tops are some cache lines apart from each other, else all stacks would compete for the same cache sets.
+  // Tops are staggered by cache lines. Otherwise all stacks compete for the same cache sets.
   u8* top(size_t index) const { return bottom(index + 1) - 64 * (1 + index * 37 % 61); }
   bool contains(u64 address) const {
     return start != nullptr && address - reinterpret_cast<u64>(start) < count * kStackBytes;
@@ -53,13 +53,13 @@ struct Stacks {
   }
 };
 
-// Shared memory of the resident blocks: each ends (to its alignment) at memory that traps, and starts after
-// such.
+// Shared memory of the resident blocks. Pages that trap lie before each and, up to its alignment, right
+// behind it.
 struct SharedPool {
   static constexpr size_t kAlignment = 1024;
   // Wider than any block's shared memory, so that no wrong offset leads into a neighbour.
   static constexpr size_t kGuardBytes = 256 * 1024;
-  // On either side of all blocks: further than an offset in 32 bits leads.
+  // On either side of all blocks: more than a 32-bit offset can reach.
   static constexpr size_t kReach = 1ull << 32;
   u8* start = nullptr;
   size_t count = 0;
@@ -73,7 +73,7 @@ struct SharedPool {
     release();
     count = wanted;
     pages = wanted_pages;
-    // Where address space is short, the blocks' own guards must do.
+    // If address space is short, only the blocks' own guards are used.
     if (!map(kReach) && !map(0)) return false;
     for (size_t i = 0; i < count; ++i) mprotect(first(i), pages * page_bytes(), PROT_READ | PROT_WRITE);
     return true;
@@ -97,11 +97,11 @@ struct SharedPool {
     return start != nullptr &&
            address - reinterpret_cast<u64>(start - reach) < count * slot_bytes() + 2 * reach;
   }
-  // A place's memory that does not trap.
+  // The memory of a place that does not trap.
   u8* first(size_t index) const { return start + index * slot_bytes() + kGuardBytes; }
   u8* last(size_t index) const { return first(index) + pages * page_bytes(); }
   void poison(size_t index) const { memset(first(index), kPoisonByte, pages * page_bytes()); }
-  // The offset of a byte outside of `shared` that is no longer poison.
+  // The offset of an overwritten byte outside of `shared`, or kNone.
   static constexpr i64 kNone = -1ll << 62;
   i64 stray_write(size_t index, const u8* shared, size_t bytes) const {
     for (const u8* byte = first(index); byte < last(index); ++byte) {

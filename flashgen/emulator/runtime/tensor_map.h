@@ -1,5 +1,5 @@
-// Tensor maps as the emulator's host side encodes them (flashgen/launch/driver/tensor_map.py), in place of
-// the opaque ones of the driver, and the boxes that they describe.
+// Tensor maps and the boxes that they describe. For the emulator, flashgen/launch/driver/tensor_map.py
+// encodes maps in this layout instead of the driver's opaque one.
 #pragma once
 #include "memory.h"
 
@@ -17,12 +17,12 @@ struct TensorMapRecord {
   u64 address;
   u64 stride_bytes[kMaxRank - 1];  // of dimensions 1, 2, ...
   u64 dims[kMaxRank];              // in elements
-  u16 box[kMaxRank];               // elements that are walked over along each dimension
-  u8 steps[kMaxRank];              // and of those every how many-th is copied
+  u16 box[kMaxRank];               // extent along each dimension
+  u8 steps[kMaxRank];              // every how many-th of these elements is copied
   u8 rank;
   TensorElement element;
   u8 swizzle_bytes;  // 0, 32, 64 or 128
-  TensorFill fill;   // what a load finds outside of the tensor
+  TensorFill fill;   // what a load writes for elements outside of the tensor
   u8 unused[21];
 };
 static_assert(sizeof(TensorMapRecord) == 128);
@@ -32,7 +32,7 @@ inline u32 bytes_of(TensorElement element) {
   return bytes[static_cast<i32>(element)];
 }
 
-// A box under way between a tensor and shared memory, where its rows follow each other without a gap.
+// A box that is copied between a tensor and shared memory, where its rows are contiguous.
 struct TensorBox {
   TensorMapRecord map;  // a copy: the kernel's parameter may be gone when the bytes move
   i32 at[kMaxRank];     // coordinates of its first element
@@ -47,8 +47,8 @@ struct TensorBox {
   u32 rows() const { return count(1) * count(2) * count(3) * count(4); }
   u32 bytes() const { return rows() * row_bytes(); }
 
-  // Where a byte that comes `offset` after the beginning of the box at shared address `start` really lies:
-  // chunks of 16 bytes change places within stretches of 32, 64 or 128 by what line of 128 they are in.
+  // The swizzled offset of the byte at `offset` of the box at shared address `start`. The index of the line
+  // of 128 bytes permutes the 16-byte chunks within each 32, 64 or 128 bytes.
   u32 swizzled(u32 start, u32 offset) const {
     const u32 address = start + offset;
     return (address ^ ((address >> 7 & (map.swizzle_bytes / 16u - 1u)) << 4)) - start;
@@ -56,7 +56,7 @@ struct TensorBox {
   u32 place(u32 start, u32 offset) const { return map.swizzle_bytes == 0 ? offset : swizzled(start, offset); }
 };
 
-// A row of a box: `valid` elements from the `first` on lie in the tensor, and begin at `memory`.
+// A row of a box. `valid` elements, from `first` on, lie in the tensor, at `memory`.
 struct BoxRow {
   u32 offset;  // of the row in the box
   u32 first;
@@ -76,8 +76,7 @@ inline BoxRow row_of(const TensorBox& box, u32 row) {
   }
   const i64 width = box.count(0);
   const i64 begin = box.at[0] < 0 ? -static_cast<i64>(box.at[0]) : 0;
-  // What is stored is clipped only at the next multiple of 16 bytes: an H200 writes into the gap between
-  // rows.
+  // A store is clipped at the next multiple of 16 bytes: an H200 writes into the gap between rows.
   const i64 unit = box.is_stored ? 16 / box.element_bytes() : 1;
   const i64 left = (static_cast<i64>(map.dims[0]) + unit - 1) / unit * unit - box.at[0];
   const i64 end = left < width ? left : width;
@@ -88,14 +87,14 @@ inline BoxRow row_of(const TensorBox& box, u32 row) {
   return found;
 }
 
-// The map that the running thread names.
+// The tensor map at an address; a finding if there is none.
 inline TensorMapRecord check_tensor_map(const void* map, const char* what) {
   if (reinterpret_cast<u64>(map) % 64 != 0)
     fail("misaligned", "%s needs a tensor map at a multiple of 64; this is %p", what, map);
   TensorMapRecord record;
   memcpy(&record, map, sizeof record);
   if (record.mark != kMarkOfTensorMap)
-    fail("invalid operand", "%s of something that is no tensor map; the host encodes them", what);
+    fail("invalid operand", "%s of something that is not a tensor map; pass one that the host encoded", what);
   return record;
 }
 
@@ -105,7 +104,7 @@ inline TensorBox box_of(const void* map, const i32* at, i32 rank, const char* wh
   if (box.map.rank != rank)
     fail("invalid operand", "%s takes a tensor of %d dimensions; this map has %d", what, rank, box.map.rank);
   for (i32 dim = 0; dim < rank; ++dim) box.at[dim] = at[dim];
-  // A GPU stops with an illegal instruction (seen on an H200).
+  // An H200 stops with an illegal instruction here.
   if (box.at[0] * static_cast<i64>(box.element_bytes()) % 16 != 0) {
     fail("misaligned",
          "%s of a box that begins at element %d of its rows; its elements of %d bytes need a "
@@ -115,7 +114,7 @@ inline TensorBox box_of(const void* map, const i32* at, i32 rank, const char* wh
   return box;
 }
 
-// What a load writes where the tensor has nothing; its NaN is that of an H200, 0x7ff7 in every 16 bits.
+// Fills in elements outside of the tensor. NaN is 0x7ff7 in every 16 bits, as on an H200.
 inline void fill_outside(const TensorBox& box, u8* memory, u32 bytes) {
   const bool zero = box.map.fill == TensorFill::zero;
   for (u32 i = 0; i < bytes; ++i) memory[i] = zero ? 0 : i % 2 == 0 ? 0xf7 : 0x7f;

@@ -1,5 +1,4 @@
-// What a bulk copy moves: a run of bytes or a box of a tensor, between global memory and one place in shared
-// memory.
+// Transfers by bulk copies: a run of bytes or a box of a tensor, between global memory and shared memory.
 #pragma once
 #include "mbarrier.h"
 #include "tensor_map.h"
@@ -9,7 +8,7 @@ namespace flashgen::emu {
 constexpr u32 kTransferUnit = 16;
 constexpr u32 kSwizzleLine = 128;
 
-// Bytes that exist on both sides.
+// Contiguous bytes that exist in both memories.
 struct Run {
   u32 offset;  // in shared memory, before swizzling
   u8* memory;
@@ -34,8 +33,8 @@ struct Transfer {
     }
   }
 
-  // Calls visit(offset, place, bytes) for contiguous parts of [begin, begin + count): where a part lies in
-  // the box, and where in shared memory, both counted from the address there.
+  // Calls visit(offset, place, bytes) for contiguous parts of [begin, begin + count). `offset` is the
+  // position in the box, and `place` the swizzled position in shared memory.
   template <class Visit>
   void visit_places(u32 begin, u32 count, const Visit& visit) const {
     if (!boxed || box.map.swizzle_bytes == 0) return visit(begin, begin, count);
@@ -47,7 +46,7 @@ struct Transfer {
     }
   }
 
-  // A swizzled box may end inside of a line, and use others of its chunks.
+  // A swizzled box that ends inside of a line may use any chunks of that line.
   u32 shared_extent() const {
     return boxed && box.map.swizzle_bytes != 0 ? (bytes + kSwizzleLine - 1) / kSwizzleLine * kSwizzleLine
                                                : bytes;
@@ -57,7 +56,7 @@ struct Transfer {
   u8* in(const Block& block) const { return block.shared + (address_in_block(shared) - kSharedBase); }
 };
 
-// ---- What the running thread asks for
+// ---- Making transfers
 
 inline Transfer transfer_of_bytes(u32 shared, const void* memory, u32 bytes, const char* what) {
   if (bytes % kTransferUnit != 0)
@@ -78,7 +77,7 @@ inline Transfer transfer_of_box(u32 shared, const void* map, const i32* at, i32 
   return transfer;
 }
 
-// The block whose shared memory the address names; with the range there checked.
+// Checks the range in shared memory, and returns its block.
 inline Block& block_of(const Transfer& transfer, u32 address, const char* what) {
   return cluster_range(self(), address, transfer.shared_extent(), transfer.shared_alignment(), what).block;
 }
@@ -121,7 +120,7 @@ inline void gather_from_shared(const Transfer& transfer, const Block& block, std
   });
 }
 
-// ---- Race mode: what of either side is touched
+// ---- Race mode: the accessed ranges of both memories
 
 struct TransferAccess {
   const Transfer& transfer;
@@ -138,14 +137,14 @@ struct TransferAccess {
   void visit_global(How how, const Visit& visit) const {
     transfer.visit_runs([&](const Run& run) { visit(global(run, how)); });
   }
-  // All of the box, for what a load writes.
+  // A load writes the whole box.
   template <class Visit>
   void visit_shared(Block& block, How how, const Visit& visit) const {
     if (transfer.bytes == transfer.shared_extent()) return visit(shared(block, 0, transfer.bytes, how));
     transfer.visit_places(0, transfer.bytes,
                           [&](u32, u32 place, u32 bytes) { visit(shared(block, place, bytes, how)); });
   }
-  // What lies in the tensor, for what a store reads.
+  // A store reads the part of the box that lies in the tensor.
   template <class Visit>
   void visit_shared_runs(Block& block, How how, const Visit& visit) const {
     transfer.visit_runs([&](const Run& run) {

@@ -1,4 +1,4 @@
-// Operations of a warp are meeting points: the last lane to arrive does the work for all.
+// Operations of a warp. The last lane to arrive executes them for all lanes.
 #pragma once
 #include "race.h"
 #include "scheduler.h"
@@ -31,7 +31,7 @@ inline const char* name_of(WarpOp op) {
   }
 }
 
-// Only warp_sync orders memory: a vote or a shuffle exchanges registers.
+// Votes and shuffles do not order memory; only warp_sync does.
 inline void run_any(Warp& warp) {
   u32 any = 0;
   for (const LaneCall& call : warp.calls) any |= call.value;
@@ -52,7 +52,7 @@ inline void run_shuffle(Warp& warp) {
   }
 }
 
-// Lane 8i + r gives the address of row r of matrix i.
+// Lane 8i + r passes the address of row r of matrix i.
 inline void run_ldmatrix(Warp& warp, Thread* lanes) {
   const i32 count = warp.calls[0].form[0];
   for (i32 matrix = 0; matrix < count; ++matrix) {
@@ -79,7 +79,7 @@ inline void fetch_matrices(const Warp& warp, u32 lane, u32* registers, i32 count
   }
 }
 
-// The same way back.
+// The inverse of ldmatrix.
 inline void run_stmatrix(const Warp& warp, Thread* lanes) {
   const i32 count = warp.calls[0].form[0];
   const bool transposed = warp.calls[0].form[1] != 0;
@@ -101,8 +101,8 @@ inline void run_stmatrix(const Warp& warp, Thread* lanes) {
   }
 }
 
-// Row g of the left operand is lanes 4g to 4g + 3, the row eight further down their second words; column g of
-// the right one is these lanes, too.
+// The first words of lanes 4g to 4g + 3 are row g of the left operand, and their second words are row g + 8.
+// The same lanes hold column g of the right operand.
 inline void run_count(const Warp& warp) {
   for (u32 lane = 0; lane < kWarpSize; ++lane) {
     i32* const counts = static_cast<i32*>(warp.calls[lane].out);
@@ -156,7 +156,7 @@ inline void require_all_lanes(const Warp& warp, WarpOp op) {
        warp.site.line);
 }
 
-// All lanes have arrived: the running one does the work, and they can go on.
+// All lanes have arrived. The running one executes the operation and makes the others ready.
 inline void complete(Warp& warp, Thread& thread) {
   warp.arrived = 0;
   Thread* lanes = &thread - thread.lane;
@@ -168,8 +168,8 @@ inline void complete(Warp& warp, Thread& thread) {
   maybe_yield();
 }
 
-// The running lane takes part in `op`; returns when all 32 lanes have, and it is done. Inlined, since copies
-// of a call would make the processor wait for what was just written.
+// The running lane takes part in `op`. Returns when all 32 lanes have arrived and the operation is done.
+// Inlined, because a copy of `call` would stall on store forwarding.
 __attribute__((always_inline)) inline void meet(WarpOp op, const LaneCall& call) {
   Thread& thread = self();
   Warp& warp = *thread.warp;

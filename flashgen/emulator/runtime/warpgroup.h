@@ -1,5 +1,5 @@
-// A warpgroup's products that are under way: issued by its lanes one after another, carried out when one
-// waits for them.
+// The state of a warpgroup's products in flight. The lanes issue them one by one, and the first lane that
+// waits for them executes them.
 #pragma once
 #include <deque>
 #include <memory>
@@ -14,16 +14,16 @@ constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kMaxColumns = 256;
 
-// One wgmma; what the first lane to issue it says, all others must say too.
+// One wgmma. All lanes must issue it with the same operands as the first one.
 struct WarpgroupProduct {
   FlashgenEmuWgmma form;
   FlashgenEmuSite site;
-  size_t accumulators;  // which of the warpgroup's
-  i32 lanes;            // how many have issued it
+  size_t accumulators;  // index in the warpgroup
+  i32 lanes;            // number that have issued it
   u32 a[kWarpgroupSize][4];
 };
 
-// Accumulators that belong to products under way. The lanes' own registers are poison meanwhile.
+// Accumulators of products in flight. Meanwhile the lanes' registers are NaN.
 struct WarpgroupAccumulators {
   bool in_use = false;
   i32 columns;
@@ -38,14 +38,15 @@ struct Warpgroup {
   Warpgroup() = default;
   Warpgroup(Warpgroup&&) noexcept = default;
 
-  // Products are numbered from the block's start; those before `done` are carried out, the others are listed.
+  // Products are numbered from the block's start. Those before `done` are executed, and `products` has the
+  // others.
   u64 done = 0;
   std::deque<WarpgroupProduct> products;
   // The number of the product after each committed group.
   std::vector<u64> groups;
   std::vector<std::unique_ptr<WarpgroupAccumulators>> accumulators;
   i32 waiting = 0;  // lanes
-  // What setmaxnreg was called with, in order, and how often by each warp.
+  // The arguments of setmaxnreg, in order, and the number of calls by each warp.
   std::vector<i32> register_counts;
   size_t register_changes[4] = {};
 
@@ -62,7 +63,7 @@ struct Warpgroup {
   u64 issued() const { return done + products.size(); }
 };
 
-// Registers that products have used before, to see whether they change between a fence and a product.
+// Registers that products have used, to detect changes between a fence and a product.
 struct WatchedRegisters {
   const void* registers;
   u32 bytes;

@@ -1,7 +1,6 @@
-// Products of a warpgroup, late and poisoned: accumulators turn to NaN when a product is issued, and shared
-// memory is read only when a lane waits for the results. A missing wait, and a buffer reused too early, both
-// show in the results. Under the random schedules some products are carried out as soon as all lanes have
-// issued them, and read what was there then.
+// Products of a warpgroup. Accumulators are NaN from the issue on, and shared memory is read only when a lane
+// waits for the results. A missing wait, or a buffer that is reused too early, shows in the results. Under
+// the random schedules some products are executed as soon as all lanes have issued them.
 #pragma once
 #include "fences.h"
 #include "scheduler.h"
@@ -25,7 +24,7 @@ inline void require_whole_warpgroup(const Thread& thread, const char* what) {
        threads % kWarpgroupSize / kWarpSize);
 }
 
-// Carries out the products before the one of this number.
+// Executes the products before the one with this number.
 inline void carry_out_before(const Block& block, Warpgroup& warpgroup, u64 number) {
   while (warpgroup.done < number) {
     const WarpgroupProduct& product = warpgroup.products.front();
@@ -37,7 +36,8 @@ inline void carry_out_before(const Block& block, Warpgroup& warpgroup, u64 numbe
 
 // ---- Issuing
 
-// Which of the warpgroup's accumulators a lane's registers are in; as many as there are if in none.
+// The index of the accumulators that hold a lane's registers, or the number of accumulators if there are
+// none.
 inline size_t find_accumulators(const Warpgroup& warpgroup, i32 lane, const float* d) {
   size_t index = 0;
   for (; index < warpgroup.accumulators.size(); ++index) {
@@ -47,7 +47,7 @@ inline size_t find_accumulators(const Warpgroup& warpgroup, i32 lane, const floa
   return index;
 }
 
-// Accumulators for the product of this number: of the chain that the lane's registers are in, or new ones.
+// The accumulators for the product with this number: those that hold the lane's registers, or new ones.
 inline size_t choose_accumulators(Warpgroup& warpgroup, i32 lane, const float* d, i32 columns, u64 number) {
   size_t index = find_accumulators(warpgroup, lane, d);
   if (index != warpgroup.accumulators.size()) {
@@ -71,7 +71,7 @@ inline size_t choose_accumulators(Warpgroup& warpgroup, i32 lane, const float* d
   return index;
 }
 
-// The first lane notes down what the product is.
+// The first lane to issue a product records it.
 inline void note_product(const Thread& thread, Warpgroup& warpgroup, float* d, const FlashgenEmuWgmma& form) {
   if (form.a == nullptr) check_operand(thread, left_operand(form), "left");
   check_operand(thread, right_operand(form), "right");
@@ -81,7 +81,7 @@ inline void note_product(const Thread& thread, Warpgroup& warpgroup, float* d, c
   warpgroup.products.push_back({form, thread.site, index, 0, {}});
 }
 
-// What the other lanes issue must be the same.
+// The other lanes must issue the same product.
 inline void check_product(const WarpgroupProduct& product, const FlashgenEmuWgmma& form, const Site& site) {
   const FlashgenEmuWgmma& other = product.form;
   if (!same_site(product.site, site) || other.element != form.element || other.columns != form.columns ||
@@ -104,7 +104,7 @@ inline void check_product(const WarpgroupProduct& product, const FlashgenEmuWgmm
   }
 }
 
-// The lane's registers become the product's.
+// Moves the lane's registers to the product's accumulators.
 inline void hand_over(Warpgroup& warpgroup, const WarpgroupProduct& product, i32 lane, float* d, u64 number) {
   WarpgroupAccumulators& accumulators = *warpgroup.accumulators[product.accumulators];
   const size_t before = find_accumulators(warpgroup, lane, d);
@@ -188,7 +188,7 @@ inline void commit_group() {
   }
 }
 
-// The lane gets its registers back, of the accumulators to which nothing is added any more.
+// Returns to the lane its registers of accumulators that are complete.
 inline void fetch_results(Warpgroup& warpgroup, i32 lane, u64 target) {
   for (const auto& accumulators : warpgroup.accumulators) {
     if (!accumulators->in_use || accumulators->last_product >= target) continue;
@@ -217,13 +217,13 @@ inline void wait_for_groups(size_t pending) {
   maybe_yield();
 }
 
-// A thread must not return while its registers are not its own.
+// A thread must not return while its products are in flight.
 inline void require_no_wgmma(const Thread& thread) {
   const WarpgroupLane& lane = thread.warpgroup_lane;
   if (lane.issued == 0) return;
   const u64 retired = lane.retired == 0 ? 0 : warpgroup_of(thread).groups[lane.retired - 1];
   if (retired == lane.issued) return;
-  fail_for(thread, "missing wait", "this lane returned from the kernel with %llu wgmma under way",
+  fail_for(thread, "missing wait", "this lane returned from the kernel with %llu wgmma in flight",
            static_cast<unsigned long long>(lane.issued - retired));
 }
 

@@ -1,10 +1,10 @@
-// The arithmetic of wgmma: 64 rows by up to 256 columns, over 32 bytes of the summed dimension.
+// The arithmetic of wgmma: 64 rows by up to 256 columns, summed over 32 bytes of K.
 #pragma once
 #include "wgmma_operands.h"
 
 namespace flashgen::emu {
 
-// Where a lane's registers 4j + 2h and the next lie: two columns of one row.
+// The place of a lane's registers 4j + 2h and 4j + 2h + 1: two columns of one row.
 inline float* place_of(WarpgroupAccumulators& accumulators, i32 lane, i32 j, i32 h) {
   const i32 row = 16 * (lane / kWarpSize) + lane % kWarpSize / 4 + 8 * h;
   return &accumulators.values[row][8 * j + 2 * (lane % 4)];
@@ -40,7 +40,7 @@ inline void gather_fragments(const WarpgroupProduct& product, WarpgroupOperands&
   }
 }
 
-// Four rows by so many columns in steps of eight. The loops are unrolled so that the sums stay in registers.
+// Four rows by 8 * `columns` columns. The loops are unrolled so that the sums stay in registers.
 template <i32 columns>
 inline void multiply_add_tile(const WarpgroupOperands& operands, WarpgroupAccumulators& accumulators,
                               i32 depth, i32 row, i32 column) {
@@ -60,7 +60,7 @@ inline void multiply_add_tile(const WarpgroupOperands& operands, WarpgroupAccumu
   for (i32 r = 0; r < 4; ++r) memcpy(&accumulators.values[row + r][column], sums[r], sizeof sums[r]);
 }
 
-// Adds a product to its accumulators, whose operands in shared memory are read now.
+// Reads a product's operands in shared memory, and adds the product to its accumulators.
 inline void carry_out(const u8* shared, const WarpgroupProduct& product,
                       WarpgroupAccumulators& accumulators) {
   static WarpgroupOperands operands;

@@ -1,5 +1,4 @@
-// Operands of wgmma in shared memory, as their descriptors say (flashgen/ptx/descriptor.cuh tells what the
-// fields mean).
+// Operands of wgmma in shared memory. flashgen/ptx/descriptor.cuh explains the fields of their descriptors.
 #pragma once
 #include "eight_bit.h"
 #include "flashgen/ptx/descriptor.cuh"
@@ -16,8 +15,8 @@ inline bool is_eight_bit(FlashgenEmuElement element) {
 }
 inline i32 depth_of(FlashgenEmuElement element) { return is_eight_bit(element) ? 32 : 16; }
 
-// One operand: chunks of 16 bytes, so many on each line. A line is a row of the operand if it is K-major, and
-// one step along K if it is MN-major.
+// One operand: lines of chunks of 16 bytes. A line is a row of a K-major operand, or one step along K of an
+// MN-major one.
 struct Operand {
   u64 bits;
   bool mn_major;
@@ -28,7 +27,7 @@ struct Operand {
   u32 leading_bytes() const { return static_cast<u32>(bits >> 16 & 0x3fff) << 4; }
   u32 stride_bytes() const { return static_cast<u32>(bits >> 32 & 0x3fff) << 4; }
   Swizzle swizzle() const { return static_cast<Swizzle>(bits >> 62); }
-  // Bytes of a line that lie together; eight such lines are one repetition of the swizzle.
+  // Contiguous bytes of a line. Eight such lines are one repetition of the swizzle.
   u32 width() const {
     constexpr u32 widths[] = {16, 128, 64, 32};
     return widths[bits >> 62];
@@ -43,7 +42,7 @@ struct Operand {
     const u32 per_width = width() / kChunkBytes;
     const u32 plain = within + line / 8 * stride_bytes() + chunk % per_width * kChunkBytes +
                       (mn_major ? chunk / per_width * leading_bytes() : 0);
-    // Bits 7 and up tell the line: as many of them as it takes to name a chunk are mixed into its number.
+    // The swizzle XORs bits of the line's index, from bit 7 on, into the chunk's index.
     return plain ^ (plain >> 7 & (per_width - 1)) << 4;
   }
 
@@ -69,7 +68,7 @@ inline Operand right_operand(const FlashgenEmuWgmma& form) {
   return make_operand(form.b_descriptor, form.b_is_mn_major != 0, form.columns, form.element);
 }
 
-// Findings about the descriptor itself and about where it leads; `which` is "left" or "right".
+// Checks a descriptor and the memory that it refers to. `which` is "left" or "right".
 inline void check_operand(const Thread& thread, const Operand& operand, const char* which) {
   constexpr u64 unused = 0xffffull << 46 | 3ull << 30 | 3ull << 14;
   if ((operand.bits & unused) != 0) {

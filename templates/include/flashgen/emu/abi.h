@@ -1,13 +1,13 @@
-// What a kernel built for the CPU asks of the emulator's runtime library. Both sides include this file.
+// The interface between a kernel built for the CPU and the emulator's runtime library. Both sides include it.
 #pragma once
 
-// Where a call stands in the kernel's text; filled in by hidden default arguments.
+// The place of a call in the kernel's text. Hidden default arguments fill it in.
 struct FlashgenEmuSite {
   const char* file;
   int line;
 };
 
-// What the runtime tells the kernel of the CUDA thread that is running.
+// The CUDA thread that is running, set by the runtime.
 struct FlashgenEmuThread {
   int thread_idx;
   int block_idx_x;
@@ -17,7 +17,7 @@ struct FlashgenEmuThread {
   unsigned char* shared_memory;
 };
 
-// Products by their shapes and the type of their operands.
+// Products, by shape and type of the operands.
 enum FlashgenEmuProduct {
   kFlashgenEmuM16N8K8Half,
   kFlashgenEmuM16N8K16Half,
@@ -58,10 +58,10 @@ unsigned flashgen_emu_shuffle(unsigned value, int source_lane, FlashgenEmuSite);
 void flashgen_emu_ldmatrix(unsigned* registers, unsigned address, int count, int transposed, FlashgenEmuSite);
 void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int count, int transposed,
                            FlashgenEmuSite);
-// d[4] += a[depth / 4] * b[depth / 8]. The sums are in d only once finished; a and b may change before.
+// d[4] += a[depth / 4] * b[depth / 8]. d has the sums only after mma_finish; a and b may change earlier.
 void flashgen_emu_mma(float* d, const unsigned* a, const unsigned* b, FlashgenEmuProduct, FlashgenEmuSite);
 void flashgen_emu_mma_finish(FlashgenEmuSite);
-// counts[4] += the bits that rows of a[2] and columns of b have in common.
+// counts[4] += the number of bits that both the row of a[2] and the column of b have set.
 void flashgen_emu_count(int* counts, const unsigned* a, unsigned b, FlashgenEmuSite);
 
 void flashgen_emu_cp_async(unsigned destination, const void* source, unsigned bytes, unsigned valid_bytes,
@@ -75,16 +75,17 @@ void flashgen_emu_named_barrier(int barrier, int threads, int waits, FlashgenEmu
 int flashgen_emu_named_barrier_any(int barrier, int threads, int condition, FlashgenEmuSite);
 void flashgen_emu_mbarrier_init(unsigned barrier, unsigned count, FlashgenEmuSite);
 void flashgen_emu_mbarrier_invalidate(unsigned barrier, FlashgenEmuSite);
-// `anywhere`: also at barriers of other blocks of the cluster.
-void flashgen_emu_mbarrier_arrive(unsigned barrier, int anywhere, FlashgenEmuSite);
+// `in_cluster`: the barrier may be another block's.
+void flashgen_emu_mbarrier_arrive(unsigned barrier, int in_cluster, FlashgenEmuSite);
 void flashgen_emu_mbarrier_expect_tx(unsigned barrier, unsigned bytes, int arrives, FlashgenEmuSite);
-// Whether the phase has ended; always true unless it only `asks`.
-int flashgen_emu_mbarrier_wait(unsigned barrier, unsigned parity, int asks, FlashgenEmuSite);
+// Returns whether the phase has ended. Only with `may_fail`, as in try_wait, can it be false.
+int flashgen_emu_mbarrier_wait(unsigned barrier, unsigned parity, int may_fail, FlashgenEmuSite);
 void flashgen_emu_fence_mbarrier_init(FlashgenEmuSite);
-// `global`: not for shared memory alone.
+// `global`: for global memory too, not only for shared memory.
 void flashgen_emu_fence_proxy_async(int global, FlashgenEmuSite);
 
-// `at`: coordinates, as many as `rank`. `blocks`: a bit for each rank of the cluster, 0 for no multicast.
+// `at`: `rank` coordinates. `blocks`: a bit for each rank of the cluster that receives the box; 0: no
+// multicast.
 void flashgen_emu_tma_load(unsigned destination, const void* map, unsigned barrier, unsigned blocks,
                            const int* at, int rank, FlashgenEmuSite);
 void flashgen_emu_tma_store(const void* map, unsigned source, int adds, const int* at, int rank,
@@ -98,7 +99,7 @@ void flashgen_emu_bulk_wait(int pending, int reads_only, FlashgenEmuSite);
 
 void flashgen_emu_check_descriptor(unsigned address, unsigned leading_bytes, unsigned stride_bytes,
                                    FlashgenEmuSite);
-// d[columns / 2] is poison until waited for.
+// d[columns / 2] is NaN until the wait.
 void flashgen_emu_wgmma(float* d, const FlashgenEmuWgmma*, FlashgenEmuSite);
 void flashgen_emu_wgmma_fence(FlashgenEmuSite);
 void flashgen_emu_wgmma_commit(FlashgenEmuSite);

@@ -1,4 +1,4 @@
-// The functions of ptx/barrier.cuh on a CPU; included by primitives.h alone, which explains them.
+// The functions of ptx/barrier.cuh on a CPU. Only primitives.h includes this file.
 #pragma once
 
 namespace flashgen {
@@ -34,7 +34,7 @@ FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, FLASHGEN_
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity, FLASHGEN_EMU_SITE) {
   return flashgen_emu_mbarrier_wait(barrier, parity, true, site) != 0;
 }
-// As late as a question that may wait: no answer says when it was asked.
+// The same as try_wait: a kernel cannot rely on how long either waits.
 FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity, FLASHGEN_EMU_SITE) {
   return flashgen_emu_mbarrier_wait(barrier, parity, true, site) != 0;
 }

@@ -1,4 +1,4 @@
-// The functions of ptx/bulk.cuh on a CPU; included by primitives.h alone, which explains them.
+// The functions of ptx/bulk.cuh on a CPU. Only primitives.h includes this file.
 #pragma once
 #include "flashgen/ptx/tensor_map.cuh"
 

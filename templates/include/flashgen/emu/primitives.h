@@ -1,5 +1,5 @@
-// The functions of flashgen/ptx on a CPU: the same names and meaning, carried out by the emulator's runtime.
-// Each takes a hidden last argument, the place it is called from, so that every finding names its line.
+// The functions of flashgen/ptx on a CPU. They have the same names and meaning, and call the emulator's
+// runtime. A hidden last argument is the place of the call, so that every finding names its line.
 #pragma once
 #include "flashgen/emu/abi.h"
 #include "flashgen/ptx/types.cuh"
@@ -197,20 +197,22 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   const float high = float_of(a & 0xffff0000u) * float_of(b & 0xffff0000u);
   return pack(bfloat16_t{}, low, high);
 }
-// Adding `to_infinity` to the size of a number carries into its sign if it is not finite.
+// `to_infinity` has, for each number, 1 in the exponent's lowest bit. Adding it to the magnitude of a number
+// that is not finite carries into the sign bit.
 FLASHGEN_DEVICE u32 not_finite_packed(u32 pair, u32 to_infinity) {
   return (((pair & 0x7fff7fffu) + to_infinity) >> 15 & 0x10001u) * 0x7fffu;
 }
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) { return not_finite_packed(pair, 0x00800080u); }
 FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) { return not_finite_packed(pair, 0x04000400u); }
 FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
-  // Shifted up, a lower half has its sign where the comparison looks for it.
+  // Shifted up, the low halves compare as signed integers.
   const u32 low = static_cast<i32>(a << 16) < static_cast<i32>(b << 16) ? a : b;
   const u32 high = static_cast<i32>(a & 0xffff0000u) < static_cast<i32>(b & 0xffff0000u) ? a : b;
   return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// GCC describes the type wherever C has it; in C++ it came to other processors than x86 with version 13.
+// GCC defines the macro wherever C has the type. In C++ only version 13 has the type on processors other than
+// x86.
 #if defined(__FLT16_MAX__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ >= 13)
 #define FLASHGEN_EMU_HAS_FLOAT16
 #endif
@@ -255,7 +257,7 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 
 #undef FLASHGEN_EMU_SITE
 
-// The symbol that the runtime calls for each CUDA thread; the build appends it to a kernel's text.
+// The entry point that the runtime calls for each CUDA thread. The build appends it to a kernel's text.
 #define FLASHGEN_EMU_ENTRY(kernel)                                                                \
   namespace flashgen::emu {                                                                       \
   template <class Params>                                                                         \

@@ -33,7 +33,7 @@ constexpr FlashgenEmuElement kElement<e4m3_t> = kFlashgenEmuE4m3;
 template <>
 constexpr FlashgenEmuElement kElement<e5m2_t> = kFlashgenEmuE5m2;
 
-// What the instruction set has no form for.
+// Refuses what the instruction set has no form for.
 template <class T, i32 n, Major... majors>
 constexpr void require_form() {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
