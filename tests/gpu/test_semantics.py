@@ -56,7 +56,7 @@ def test_an_empty_batch_gives_empty_results(make: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_bad_key_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad: float) -> None:
+def test_a_non_finite_key_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad: float) -> None:
     q, k, v, _ = problem(make, BF16, 200, 200)
     kernel = fg.build(BF16)
     clean, clean_lse = kernel(q, k, v)
@@ -67,7 +67,7 @@ def test_a_bad_key_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad: f
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_bad_value_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad: float) -> None:
+def test_a_non_finite_value_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad: float) -> None:
     q, k, v, _ = problem(make, BF16, 200, 200)
     kernel = fg.build(BF16)
     clean, clean_lse = kernel(q, k, v)
@@ -78,7 +78,7 @@ def test_a_bad_value_reaches_only_the_rows_that_may_attend_to_it(make: Any, bad:
     assert torch.equal(lse, clean_lse)
 
 
-def test_bad_keys_that_no_row_sees_change_nothing(make: Any) -> None:
+def test_non_finite_keys_that_no_row_sees_change_nothing(make: Any) -> None:
     spec = fg.AttentionSpec(64, dtype="bf16", mask=fg.causal("top-left"))
     q, k, v, do = problem(make, spec, 70, 200)
     kernel = fg.build(spec)

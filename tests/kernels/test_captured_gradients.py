@@ -204,7 +204,7 @@ def test_non_finite_keys_that_no_query_attends_to_change_no_result(name: str) ->
         assert gradient.tobytes() == expected[tensor].tobytes()
 
 
-def test_a_bad_value_in_a_key_that_is_attended_to_makes_its_gradient_nan() -> None:
+def test_a_non_finite_key_that_is_attended_to_makes_its_gradient_nan() -> None:
     case = CASES["bias of all four"]
     kernel = built(case)
     arrays = inputs(case, kernel.spec)

@@ -106,7 +106,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize("name", some(["causal", "documents"], "documents"))
-def test_bad_keys_add_when_it_is_their_turn(name: str) -> None:
+def test_non_finite_keys_add_to_dq_in_order(name: str) -> None:
     """Pair by pair, before tiles of keys that are added by TMA, and after others."""
     spec = ordered(name)
     case = Case("bad keys", 200, 300, heads=2)

@@ -66,12 +66,12 @@ class Case:
     huge_stride: HugeStrideLayout | None = None
     #: Whether the loss depends on the log-sum-exp too.
     dlse: bool = False
-    #: An infinite value: that of the key which is so many from the end, if any.
-    bad_value: int = 0
-    #: The same of keys.
-    bad_key: int = 0
-    #: How many heads, the first ones, have nothing infinite.
-    well: int = 0
+    #: The index from the end of a row of V with an infinite element; 0: none.
+    infinite_value_from_end: int = 0
+    #: The same for K.
+    infinite_key_from_end: int = 0
+    #: The number of first heads without infinite elements.
+    finite_heads: int = 0
     #: Where packed sequences are cut.
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
@@ -117,9 +117,9 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    for name, from_end in (("v", case.bad_value), ("k", case.bad_key)):
+    for name, from_end in (("v", case.infinite_value_from_end), ("k", case.infinite_key_from_end)):
         if from_end:
-            inputs[name][:, -from_end, case.well :, 0] = np.inf
+            inputs[name][:, -from_end, case.finite_heads :, 0] = np.inf
             inputs[name][:, -from_end - 1, :, 1] = -0.0
     q, k, v, dout = inputs.values()
     scale = spec.default_scale

@@ -123,8 +123,16 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (40, 50),
         {"schedule": STANDARD, "heads": 4, "batch": 2},
     ),
-    "standard, bad value": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_value": 1}),
-    "standard, bad key": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_key": 1}),
+    "standard, infinite value": (
+        AttentionSpec(32, mask=causal()),
+        (60, 60),
+        {"schedule": STANDARD, "infinite_value_from_end": 1},
+    ),
+    "standard, infinite key": (
+        AttentionSpec(32, mask=causal()),
+        (60, 60),
+        {"schedule": STANDARD, "infinite_key_from_end": 1},
+    ),
     # A thread of the softmax kernel has more scores than its registers hold, twice.
     "standard, long rows": (
         AttentionSpec(16, direction="forward"),
@@ -139,41 +147,41 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, non-finite values": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "bad_value": 1},
+        {"arch": "sm_90a", "infinite_value_from_end": 1},
     ),
     # Of a block's first tile all is well.
     "Hopper, non-finite values, last head": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
+        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "infinite_value_from_end": 1, "finite_heads": 7},
     ),
     # A block's second tile has non-finite values, and more tiles follow it than the list holds; or few.
     "Hopper, non-finite values, many tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (1160, 1160),
-        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
+        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "infinite_value_from_end": 1, "finite_heads": 2},
     ),
     "Hopper, non-finite values, few tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (100, 200),
-        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
+        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "infinite_value_from_end": 1, "finite_heads": 2},
     ),
     # The mask cuts two tiles of keys for the second consumer, and what is bad lies in the second of them.
     "Hopper, non-finite values, two tiles": (
         AttentionSpec(192, mask=causal(), direction="forward"),
         (160, 160),
-        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
+        {"arch": "sm_90a", "infinite_value_from_end": 90, "heads": 1, "heads_kv": 1},
     ),
     # What is bad lies among the last sixteen of 80 keys.
     "Hopper, non-finite values, 80 keys": (
         AttentionSpec(256, mask=causal(), score=capped(30.0, None), direction="forward"),
         (160, 160),
-        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
+        {"arch": "sm_90a", "infinite_value_from_end": 90, "heads": 1, "heads_kv": 1},
     ),
     "Hopper, non-finite values, every second": (
         AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "bad_value": 9},
+        {"arch": "sm_90a", "infinite_value_from_end": 9},
     ),
     # Logits grow from tile to tile, in the rows of every fourth warp.
     "Hopper, growing": (
@@ -301,10 +309,10 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 60),
         {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
     ),
-    "Hopper, wide heads, bad key": (
+    "Hopper, wide heads, infinite key": (
         AttentionSpec(256, mask=causal()),
         (100, 100),
-        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": 1},
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "infinite_key_from_end": 1},
     ),
     "Hopper, backward, block-sparse": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
@@ -314,7 +322,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, backward, non-finite values": (
         AttentionSpec(128, mask=causal()),
         (100, 200),
-        {"arch": "sm_90a", "bad_value": 1},
+        {"arch": "sm_90a", "infinite_value_from_end": 1},
     ),
     # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
     "Hopper, backward, score": (
