@@ -8,7 +8,7 @@
 // grid     one block for every 8 query rows of every query head and batch entry
 //
 // contents  23  Integer and 16-bit element types, without any CUDA header.
-//           39  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           39  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           60  Scalar arithmetic, one instruction each.
 //           72  Element types.
 //          115  Streaming tiles between global and shared memory.
@@ -37,7 +37,7 @@ struct bfloat16_t {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -240,16 +240,11 @@ struct Params {
   element_t* k;
   element_t* v;
   element_t* rotated_q;
-  // how many keys each sequence has, and had before some were appended; null: as many as fit
-  const i32* cache_seqlens;
-  // its row; null: its own number
-  const i32* cache_batch_idx;
-  // the pages of each sequence; beyond its length it says nothing
-  const i32* block_table;
-  // of the first new key and query; null: cache_seqlens
-  const i32* rotary_positions;
-  // (positions, rotary_dim / 2)
-  const element_t* rotary_cos;
+  const i32* cache_seqlens;     // keys of each sequence, without appended ones; null: the capacity
+  const i32* cache_batch_idx;   // row of the cache of each sequence; null: the sequence's index
+  const i32* block_table;       // the pages of each sequence; entries beyond its length are ignored
+  const i32* rotary_positions;  // position of the first new key and query; null: cache_seqlens
+  const element_t* rotary_cos;  // (positions, rotary_dim / 2)
   const element_t* rotary_sin;
   i64 q_batch;  // strides are in elements
   i64 q_row;
@@ -269,7 +264,7 @@ struct Params {
   i64 rotated_q_batch;
   i64 rotated_q_row;
   i64 rotated_q_head;
-  i64 table_row;  // how far one row of the table lies behind the one before
+  i64 table_row;  // stride between rows of the table
   i64 cos_row;
   i64 sin_row;
   i32 heads_q;
@@ -277,11 +272,11 @@ struct Params {
   i32 len_q;
   i32 len_kv;
   i32 len_new;      // keys to append to the cache
-  i32 page_size;    // keys of a page
-  i32 rotary_rows;  // positions of the table
-  i32 rotary_dim;   // elements of each head that are turned; 0: none
-  i32 interleaved;  // whether neighbours are turned together, or one of each half
-  i32 q_advance;    // how far the position of a query is from that of the one before
+  i32 page_size;    // keys per page
+  i32 rotary_rows;  // positions in the tables
+  i32 rotary_dim;   // elements of each head that are rotated; 0: none
+  i32 interleaved;  // 1: adjacent elements form a pair; 0: one of each half
+  i32 q_advance;    // difference of the positions of consecutive queries
 };
 static_assert(sizeof(Params) == 304, "the launcher packs Params into 304 bytes");
 

@@ -9,7 +9,7 @@
 //            ring      0 to 65536  tiles of both operands
 //
 // contents  29  Integer and 16-bit element types, without any CUDA header.
-//           50  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           50  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           85  Moving data.
 //          115  Scalar arithmetic, one instruction each.
 //          138  Warp-wide matrix instructions.
@@ -48,7 +48,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -71,13 +71,13 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The same value, but nothing that the compiler knows of it.
+// The same value, hidden from the compiler's analysis.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+// The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -85,7 +85,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
-// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
+// Copies the first `valid_bytes` of 16 (8, 4) bytes and zeroes the rest. Copies of 16 bytes bypass L1.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
@@ -106,7 +106,7 @@ FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_b
 
 FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -115,7 +115,7 @@ FLASHGEN_DEVICE void cp_async_wait() {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -138,7 +138,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 // ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
+// Four 8x8 matrices of 16-bit elements. Lane 8i+r passes the address of row r of matrix i.
 FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -176,8 +176,8 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
+// The same, but d must not be read before mma_finish(). The hardware needs no such call. The emulator then
+// computes all products of a batch at once, after a single rendezvous of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
@@ -474,13 +474,13 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};

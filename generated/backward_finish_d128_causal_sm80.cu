@@ -9,7 +9,7 @@
 //            q      0 to 16384  dQ_i
 //
 // contents  24  Integer and 16-bit element types, without any CUDA header.
-//           45  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           45  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           68  Scalar arithmetic, one instruction each.
 //           80  Element types.
 //          127  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -43,7 +43,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)

@@ -27,44 +27,44 @@
 // because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
 // contents   72  Integer and 16-bit element types, without any CUDA header.
-//            94  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            94  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           134  Scalar arithmetic, one instruction each.
 //           153  Element types.
 //           197  Warp-level matrix products.
 //           216  Banded masks.
 //           271  Walking over the tiles that a mask does not rule out.
-//           308  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-//           390  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           308  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           390  Barriers at which threads may arrive without waiting, or wait without arriving.
 //           396  The kernel: its configuration, parameters and text.
-//           398  The kernel: its configuration, parameters and text.
-//           431  The kernel: its configuration, parameters and text.
-//           439  How tensor maps describe tensors to bulk copies of boxes.
-//           448  Bulk copies.
-//           453  The kernel: its configuration, parameters and text.
-//           477  The kernel: its configuration, parameters and text.
-//           479  The kernel: its configuration, parameters and text.
-//           481  Blocks of a grid, and grids that follow each other.
-//           485  The kernel: its configuration, parameters and text.
-//           520  The kernel: its configuration, parameters and text.
-//           522  Dividing the register file among warpgroups (sm_90a).
-//           537  How wgmma finds an operand in shared memory.
-//           572  Matrix products of a warpgroup.
-//           823  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           832  Tiles as TMA writes them and wgmma reads them.
-//           926  Streaming tiles between global and shared memory.
-//           939  Writing a warpgroup's results to shared and global memory.
-//           992  A step of the backward kernels for Hopper.
-//          1106  A strip of accumulators in memory as its lanes hold it.
-//          1136  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1200  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1271  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
-//          1275  The kernel: its configuration, parameters and text.
-//          1325  The kernel: its configuration, parameters and text.
+//           399  The kernel: its configuration, parameters and text.
+//           432  The kernel: its configuration, parameters and text.
+//           440  Tensor maps, which describe tensors to bulk copies of boxes.
+//           449  Bulk copies.
+//           454  The kernel: its configuration, parameters and text.
+//           478  The kernel: its configuration, parameters and text.
+//           480  The kernel: its configuration, parameters and text.
+//           482  Communication between blocks and between grids.
+//           486  The kernel: its configuration, parameters and text.
+//           522  The kernel: its configuration, parameters and text.
+//           524  Reallocation of registers among warpgroups (sm_90a).
+//           539  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           574  Matrix products of a warpgroup (sm_90a).
+//           825  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           834  Tiles as TMA writes them and wgmma reads them.
+//           928  Streaming tiles between global and shared memory.
+//           941  Writing a warpgroup's results to shared and global memory.
+//           994  A step of the backward kernels for Hopper.
+//          1108  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1138  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1202  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1273  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
+//          1277  The kernel: its configuration, parameters and text.
 //          1327  The kernel: its configuration, parameters and text.
-//          1332  The kernel: its configuration, parameters and text.
-//          1476  The kernel: its configuration, parameters and text.
-//          1561  The kernel: its configuration, parameters and text.
-//          1664  The kernel: its configuration, parameters and text.
+//          1329  The kernel: its configuration, parameters and text.
+//          1334  The kernel: its configuration, parameters and text.
+//          1478  The kernel: its configuration, parameters and text.
+//          1563  The kernel: its configuration, parameters and text.
+//          1666  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -92,7 +92,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -120,13 +120,13 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The same value, but nothing that the compiler knows of it.
+// The same value, hidden from the compiler's analysis.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+// The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -134,7 +134,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -221,20 +221,20 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  // Every tile between the first and the last that are visited is.
+  // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -306,16 +306,16 @@ struct Walk {
 };
 
 // ---- flashgen/query_walk.cuh
-// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+// The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
 
-// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
+// A step of the loop: a tile of queries of one head of the group.
 struct Step {
   i32 member;
   i32 tile;
 };
 
-// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
-// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
+// Visits, for each head of the group, the tiles with a query that may attend to a key of [k_begin, k_end).
+// `mask_of(member)` is the mask of a head of the group.
 template <class Mask, i32 tile_q>
 struct QueryWalk {
   i32 k_begin, k_end;
@@ -335,9 +335,9 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // The question to the mask stands here once: it is long.
+    // A loop, so that the code that evaluates the mask is inlined only once.
     while (true) {
-      if (member >= 0) go_on(thread, mask_of);
+      if (member >= 0) advance_within_head(thread, mask_of);
       if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
     }
@@ -345,7 +345,7 @@ struct QueryWalk {
 
  private:
   template <class MaskOf>
-  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
     const Mask mask = mask_of(member);
     tiles.advance(thread, [&](i32 tile) {
       return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
@@ -353,7 +353,7 @@ struct QueryWalk {
   }
 };
 
-// A band is the same for every head, and its tiles follow one another: this walk is two counters.
+// A band is the same for every head, and its tiles are consecutive, so two counters suffice.
 template <bool has_lower, bool has_upper, i32 tile_q>
 struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   i32 k_begin, k_end;
@@ -388,15 +388,16 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
 
 #if !defined(FLASHGEN_EMULATOR)
 // ---- flashgen/ptx/barrier.cuh
-// Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
-// the named ones).
+// Barriers at which threads may arrive without waiting, or wait without arriving. Named barriers exist on
+// every GPU, mbarriers are for sm_90 and later.
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
+// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
+// warps.
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
+// bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -411,7 +412,7 @@ FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Whether the phase of this parity has ended; waits for a while before it says no.
+// Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -430,30 +431,30 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
-// blocks.
+// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
+// its other blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // ---- flashgen/ptx/tensor_map.cuh
-// How tensor maps describe tensors to bulk copies of boxes.
+// Tensor maps, which describe tensors to bulk copies of boxes.
 
-// A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
-// __grid_constant__ parameters.
+// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
+// it in its __grid_constant__ parameters.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
 // ---- flashgen/ptx/bulk.cuh
-// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
-// mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
-// Shared memory that they read must have been written before a fence_proxy_async of the writer.
+// Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
+// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
+// bulk copy reads must call fence_proxy_async afterwards.
 
-// ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
-// a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
-// reach out of the tensor on all sides, but one that is stored may not begin before it, and is
-// clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
+// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
+// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
+// so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -464,25 +465,26 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-// Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
-// bytes.
+// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
+// offset of each block counts its bytes.
 
-// What lies outside of the tensor is not written.
+// Stores and reductions do not write outside of the tensor.
 
-// Brings the map itself closer.
+// Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes: a multiple of 16, between addresses that are.
+// ---- Runs of bytes. Sizes and addresses are multiples of 16.
 
 // ---- Groups of stores and reductions
 
 // ---- flashgen/ptx/grid.cuh
-// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
+// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
+// otherwise.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -502,8 +504,8 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
-// one.
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
@@ -520,10 +522,10 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // ---- flashgen/ptx/warpgroup.cuh
-// Dividing the register file among warpgroups (sm_90a).
+// Reallocation of registers among warpgroups (sm_90a).
 
-// From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
-// take part. An increase waits until other warpgroups have given up enough.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
@@ -535,11 +537,11 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 }
 
 // ---- flashgen/ptx/descriptor.cuh
-// How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
+// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
-// and the hardware exchanges the 16-byte chunks of each line by its address. The two byte offsets then mean
+// and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
 //   swizzle    major   leading_bytes                       stride_bytes
 //   none       k       next chunk of 16 bytes along K      next 8 rows along MN
@@ -556,12 +558,12 @@ struct MatrixDescriptor {
   u32 low;   // address and leading offset, in units of 16 bytes
   u32 high;  // stride offset, and the swizzle
 
-  // The same operand `bytes` further on; the sum must stay within shared memory.
+  // The operand `bytes` later. The sum must stay within shared memory.
   constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
   constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 };
 
-// Within a cluster an address has the block's rank in its upper bits, which are not the descriptor's.
+// Within a cluster the upper bits of an address are the block's rank. Descriptors do not contain them.
 constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                              Swizzle swizzle) {
   constexpr u32 mask = 0x3fff0;
@@ -570,28 +572,28 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
-// (sm_90a).
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
+// multiple of 4.
 //
-// A product is issued, and its operands and accumulators are the hardware's until a wait completes the group
-// that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
-// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
-// 8j + 2 (t % 4) + c.
+// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
+// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
+// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
+// / 4 + 8h, column 8j + 2 (t % 4) + c.
 
-// Orders what threads did to registers before what products do to them: needed before the first product, and
-// again when accumulators or fragments of the left operand were touched.
+// Orders accesses of registers before later products that use them. It is needed before the first product,
+// and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// No instruction: what is done to the accumulators above stays above, what below stays below. Compilers do
-// not know that a fence or a wait concerns these registers.
+// No instruction. The compiler does not know that a fence or a wait concerns the accumulators; this keeps it
+// from moving accesses of them across.
 template <i32 count>
 FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
 #pragma unroll
@@ -603,7 +605,7 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
 }
 
-// The instruction's name from its depth on.
+// The part of the instruction's name that begins with the depth.
 template <class T>
 struct WgmmaType;
 template <>
@@ -611,7 +613,7 @@ struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-// What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
+// The immediates after the operands: signs and, for 16-bit types, the majors.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
   static constexpr char text[] = ", 1, 1";
@@ -629,8 +631,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
-// that follow the accumulators have the numbers from n / 2 on.
+// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
+// after the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -773,7 +775,7 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-// A kernel may say which ones it uses, as compilers take some time for each.
+// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
 WGMMA_SHAPE(24)
@@ -813,17 +815,17 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
-// warp holding its 16 rows.
+// The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
+// of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
 // ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
-// more time for the accumulators that go into statements and come out of them than for all else about
-// products. For kernels that say which shapes they use.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
+// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
+// define WGMMA_SHAPES.
 
 #define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
@@ -1104,10 +1106,10 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
 }
 
 // ---- flashgen/fragments.cuh
-// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
-// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
+// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
+// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
 
-// The columns from `first` to `end`, ...
+// Writes the columns from `first` to `end`.
 template <i32 count>
 FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
                                    Thread thread) {
@@ -1118,7 +1120,7 @@ FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-// ... or all of them.
+// Writes all columns.
 template <i32 count>
 FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
   write_columns(part, strip, 0, 2 * count, thread);

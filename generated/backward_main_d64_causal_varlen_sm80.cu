@@ -18,7 +18,7 @@
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
 // contents   41  Integer and 16-bit element types, without any CUDA header.
-//            63  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            63  What the CUDA language itself provides, under names that the emulator implements on the host.
 //            98  Moving data.
 //           138  Scalar arithmetic, one instruction each.
 //           161  Warp-wide matrix instructions.
@@ -30,7 +30,7 @@
 //           579  Walking over the tiles that a mask does not rule out.
 //           616  Streaming tiles between global and shared memory.
 //           765  Keeping NaN and infinity where they belong.
-//           799  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+//           799  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
 //           878  What the backward kernels are made of.
 //          1047  Sequences of different lengths, packed.
 //          1087  The kernel: its configuration, parameters and text.
@@ -61,7 +61,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -84,13 +84,13 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The same value, but nothing that the compiler knows of it.
+// The same value, hidden from the compiler's analysis.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+// The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -98,7 +98,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
-// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
+// Copies the first `valid_bytes` of 16 (8, 4) bytes and zeroes the rest. Copies of 16 bytes bypass L1.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
@@ -113,7 +113,7 @@ FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_b
 
 FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -123,12 +123,12 @@ FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
-// Signed numbers too: in two's complement they add up alike.
+// This works for signed numbers too, in two's complement.
 FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
   asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
+// Four adjacent floats at a 16-byte aligned address (sm_90 and later).
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
                "f"(value[2]), "f"(value[3])
@@ -138,7 +138,7 @@ FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -161,7 +161,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 // ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
+// Four 8x8 matrices of 16-bit elements. Lane 8i+r passes the address of row r of matrix i.
 FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -199,8 +199,8 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
+// The same, but d must not be read before mma_finish(). The hardware needs no such call. The emulator then
+// computes all products of a batch at once, after a single rendezvous of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
@@ -512,20 +512,20 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  // Every tile between the first and the last that are visited is.
+  // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -797,16 +797,16 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 }
 
 // ---- flashgen/query_walk.cuh
-// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+// The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
 
-// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
+// A step of the loop: a tile of queries of one head of the group.
 struct Step {
   i32 member;
   i32 tile;
 };
 
-// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
-// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
+// Visits, for each head of the group, the tiles with a query that may attend to a key of [k_begin, k_end).
+// `mask_of(member)` is the mask of a head of the group.
 template <class Mask, i32 tile_q>
 struct QueryWalk {
   i32 k_begin, k_end;
@@ -826,9 +826,9 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // The question to the mask stands here once: it is long.
+    // A loop, so that the code that evaluates the mask is inlined only once.
     while (true) {
-      if (member >= 0) go_on(thread, mask_of);
+      if (member >= 0) advance_within_head(thread, mask_of);
       if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
     }
@@ -836,7 +836,7 @@ struct QueryWalk {
 
  private:
   template <class MaskOf>
-  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
     const Mask mask = mask_of(member);
     tiles.advance(thread, [&](i32 tile) {
       return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
@@ -844,7 +844,7 @@ struct QueryWalk {
   }
 };
 
-// A band is the same for every head, and its tiles follow one another: this walk is two counters.
+// A band is the same for every head, and its tiles are consecutive, so two counters suffice.
 template <bool has_lower, bool has_upper, i32 tile_q>
 struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   i32 k_begin, k_end;
@@ -1146,9 +1146,9 @@ struct Params {
   i32 len_q;  // of the longest sequence
   i32 len_kv;
   i32 group;       // query heads per key/value head
-  i32 band_lower;  // from where the last query and the last key meet
+  i32 band_lower;  // relative to the diagonal through the last query and the last key
   i32 band_upper;
-  i32 corner_lower;  // the band of what is aligned at the top left; band_...: at the bottom right
+  i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
   i32 corner_upper;
   float scale;
   float scale_log2;  // scale * log2(e)

@@ -7,7 +7,7 @@
 // grid     one block for every 64 query rows of every query head and batch entry
 //
 // contents  20  Integer and 16-bit element types, without any CUDA header.
-//           40  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           40  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           58  Scalar arithmetic, one instruction each.
 //           69  Element types.
 //           98  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -38,7 +38,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)

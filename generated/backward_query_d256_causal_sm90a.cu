@@ -26,43 +26,43 @@
 // because  the widest tile of keys with two slots
 //
 // contents   70  Integer and 16-bit element types, without any CUDA header.
-//            92  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            92  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           131  Scalar arithmetic, one instruction each.
 //           150  Element types.
 //           184  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //           189  Warp-level matrix products.
 //           208  Banded masks.
-//           397  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           403  The kernel: its configuration, parameters and text.
-//           405  The kernel: its configuration, parameters and text.
-//           438  The kernel: its configuration, parameters and text.
-//           451  How tensor maps describe tensors to bulk copies of boxes.
-//           460  Bulk copies.
-//           465  The kernel: its configuration, parameters and text.
-//           489  The kernel: its configuration, parameters and text.
-//           499  The kernel: its configuration, parameters and text.
-//           501  Blocks of a grid, and grids that follow each other.
-//           505  The kernel: its configuration, parameters and text.
-//           540  The kernel: its configuration, parameters and text.
-//           542  Dividing the register file among warpgroups (sm_90a).
-//           557  How wgmma finds an operand in shared memory.
-//           592  Matrix products of a warpgroup.
-//           843  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           852  Tiles as TMA writes them and wgmma reads them.
-//           965  Streaming tiles between global and shared memory.
-//           978  Writing a warpgroup's results to shared and global memory.
-//          1031  A step of the backward kernels for Hopper.
-//          1066  Keeping NaN and infinity where they belong.
-//          1124  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1188  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1281  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
-//          1285  The kernel: its configuration, parameters and text.
-//          1288  The kernel: its configuration, parameters and text.
-//          1340  The kernel: its configuration, parameters and text.
-//          1386  The kernel: its configuration, parameters and text.
-//          1524  The kernel: its configuration, parameters and text.
-//          1604  The kernel: its configuration, parameters and text.
-//          1668  The kernel: its configuration, parameters and text.
+//           393  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           399  The kernel: its configuration, parameters and text.
+//           402  The kernel: its configuration, parameters and text.
+//           435  The kernel: its configuration, parameters and text.
+//           448  Tensor maps, which describe tensors to bulk copies of boxes.
+//           457  Bulk copies.
+//           462  The kernel: its configuration, parameters and text.
+//           486  The kernel: its configuration, parameters and text.
+//           496  The kernel: its configuration, parameters and text.
+//           498  Communication between blocks and between grids.
+//           502  The kernel: its configuration, parameters and text.
+//           538  The kernel: its configuration, parameters and text.
+//           540  Reallocation of registers among warpgroups (sm_90a).
+//           555  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           590  Matrix products of a warpgroup (sm_90a).
+//           841  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           850  Tiles as TMA writes them and wgmma reads them.
+//           963  Streaming tiles between global and shared memory.
+//           976  Writing a warpgroup's results to shared and global memory.
+//          1029  A step of the backward kernels for Hopper.
+//          1064  Keeping NaN and infinity where they belong.
+//          1122  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1186  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1279  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
+//          1283  The kernel: its configuration, parameters and text.
+//          1286  The kernel: its configuration, parameters and text.
+//          1338  The kernel: its configuration, parameters and text.
+//          1384  The kernel: its configuration, parameters and text.
+//          1522  The kernel: its configuration, parameters and text.
+//          1602  The kernel: its configuration, parameters and text.
+//          1666  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -90,7 +90,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -117,13 +117,13 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The same value, but nothing that the compiler knows of it.
+// The same value, hidden from the compiler's analysis.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+// The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -131,7 +131,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -214,18 +214,18 @@ struct Range {
   FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -238,7 +238,7 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
+  // Tiles of keys that all queries of [q_begin, q_end) may attend to. The last one may reach beyond len_kv.
   FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = ceil_div(len_kv, tile);
     end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
@@ -259,15 +259,13 @@ struct Band {
   }
 };
 
-// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
-// on.
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
   const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
-// bit for each.
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
@@ -276,8 +274,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
-// test seven at once.
+// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
+// at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -294,11 +292,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
-// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
-// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
-// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
-// nothing else found room.
+// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
+// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
+// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
+// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
 template <i32 column_blocks, class Mask>
 FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
                                     Thread thread) {
@@ -309,13 +306,13 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   const i32 first_column = first_key + thread.column();
   const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
 #pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::asks_besides) {
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::has_rest) {
 #pragma unroll 1
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
       const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
       static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
       const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
@@ -327,7 +324,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
           for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
           }
         }
       }
@@ -335,7 +332,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
-// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
+// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll
@@ -347,27 +344,26 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
-// need not be bits first. Else bits are worth keeping.
+// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
+// computed first, and are worth keeping for the next use.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 
-// The same for any mask.
+// As mask_pairs(), for a mask that is not a band.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
+  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
     const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_in_order = [&](i32 h) {
-      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+    const auto allowed_by_order = [&](i32 h) {
+      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
     };
-    // Bit 2n + c for column 8n + c.
-    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
+    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
 #pragma unroll
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
@@ -379,7 +375,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
           const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+          if (!(in_order & mask.allows_rest(queries[h], of_column)))
             values[0][first + i / 2][2 * h + i % 2] = value;
         }
       }
@@ -395,15 +391,16 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 #if !defined(FLASHGEN_EMULATOR)
 // ---- flashgen/ptx/barrier.cuh
-// Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
-// the named ones).
+// Barriers at which threads may arrive without waiting, or wait without arriving. Named barriers exist on
+// every GPU, mbarriers are for sm_90 and later.
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
+// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
+// warps.
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
+// bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -418,7 +415,7 @@ FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Whether the phase of this parity has ended; waits for a while before it says no.
+// Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -437,8 +434,8 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
-// blocks.
+// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
+// its other blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -449,23 +446,23 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 }
 
 // ---- flashgen/ptx/tensor_map.cuh
-// How tensor maps describe tensors to bulk copies of boxes.
+// Tensor maps, which describe tensors to bulk copies of boxes.
 
-// A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
-// __grid_constant__ parameters.
+// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
+// it in its __grid_constant__ parameters.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
 // ---- flashgen/ptx/bulk.cuh
-// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
-// mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
-// Shared memory that they read must have been written before a fence_proxy_async of the writer.
+// Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
+// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
+// bulk copy reads must call fence_proxy_async afterwards.
 
-// ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
-// a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
-// reach out of the tensor on all sides, but one that is stored may not begin before it, and is
-// clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
+// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
+// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
+// so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -476,17 +473,17 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-// Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
-// bytes.
+// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
+// offset of each block counts its bytes.
 
-// What lies outside of the tensor is not written.
+// Stores and reductions do not write outside of the tensor.
 
-// Brings the map itself closer.
+// Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes: a multiple of 16, between addresses that are.
+// ---- Runs of bytes. Sizes and addresses are multiples of 16.
 
 FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile(
@@ -499,10 +496,11 @@ FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u
 // ---- Groups of stores and reductions
 
 // ---- flashgen/ptx/grid.cuh
-// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
+// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
+// otherwise.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -522,8 +520,8 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
-// one.
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
@@ -540,10 +538,10 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // ---- flashgen/ptx/warpgroup.cuh
-// Dividing the register file among warpgroups (sm_90a).
+// Reallocation of registers among warpgroups (sm_90a).
 
-// From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
-// take part. An increase waits until other warpgroups have given up enough.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
@@ -555,11 +553,11 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 }
 
 // ---- flashgen/ptx/descriptor.cuh
-// How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
+// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
-// and the hardware exchanges the 16-byte chunks of each line by its address. The two byte offsets then mean
+// and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
 //   swizzle    major   leading_bytes                       stride_bytes
 //   none       k       next chunk of 16 bytes along K      next 8 rows along MN
@@ -576,12 +574,12 @@ struct MatrixDescriptor {
   u32 low;   // address and leading offset, in units of 16 bytes
   u32 high;  // stride offset, and the swizzle
 
-  // The same operand `bytes` further on; the sum must stay within shared memory.
+  // The operand `bytes` later. The sum must stay within shared memory.
   constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
   constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 };
 
-// Within a cluster an address has the block's rank in its upper bits, which are not the descriptor's.
+// Within a cluster the upper bits of an address are the block's rank. Descriptors do not contain them.
 constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                              Swizzle swizzle) {
   constexpr u32 mask = 0x3fff0;
@@ -590,28 +588,28 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
-// (sm_90a).
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
+// multiple of 4.
 //
-// A product is issued, and its operands and accumulators are the hardware's until a wait completes the group
-// that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
-// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
-// 8j + 2 (t % 4) + c.
+// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
+// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
+// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
+// / 4 + 8h, column 8j + 2 (t % 4) + c.
 
-// Orders what threads did to registers before what products do to them: needed before the first product, and
-// again when accumulators or fragments of the left operand were touched.
+// Orders accesses of registers before later products that use them. It is needed before the first product,
+// and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// No instruction: what is done to the accumulators above stays above, what below stays below. Compilers do
-// not know that a fence or a wait concerns these registers.
+// No instruction. The compiler does not know that a fence or a wait concerns the accumulators; this keeps it
+// from moving accesses of them across.
 template <i32 count>
 FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
 #pragma unroll
@@ -623,7 +621,7 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
 }
 
-// The instruction's name from its depth on.
+// The part of the instruction's name that begins with the depth.
 template <class T>
 struct WgmmaType;
 template <>
@@ -631,7 +629,7 @@ struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-// What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
+// The immediates after the operands: signs and, for 16-bit types, the majors.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
   static constexpr char text[] = ", 1, 1";
@@ -649,8 +647,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
-// that follow the accumulators have the numbers from n / 2 on.
+// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
+// after the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -793,7 +791,7 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-// A kernel may say which ones it uses, as compilers take some time for each.
+// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
 WGMMA_SHAPE(24)
@@ -833,17 +831,17 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
-// warp holding its 16 rows.
+// The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
+// of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
 // ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
-// more time for the accumulators that go into statements and come out of them than for all else about
-// products. For kernels that say which shapes they use.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
+// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
+// define WGMMA_SHAPES.
 
 #define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 

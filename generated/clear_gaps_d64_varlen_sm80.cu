@@ -8,7 +8,7 @@
 // grid     one block for every 32 rows of all heads
 //
 // contents  22  Integer and 16-bit element types, without any CUDA header.
-//           42  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           42  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           65  Element types.
 //           88  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //           93  Banded masks.
@@ -40,7 +40,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)

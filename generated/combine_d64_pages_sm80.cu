@@ -8,7 +8,7 @@
 // grid     one block for every 4 query rows of every query head and batch entry
 //
 // contents  21  Integer and 16-bit element types, without any CUDA header.
-//           37  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           37  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           60  Scalar arithmetic, one instruction each.
 //           92  Element types.
 //          132  Single elements from floats.
@@ -35,7 +35,7 @@ struct bfloat16_t {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -60,7 +60,7 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -73,7 +73,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));

@@ -25,52 +25,52 @@
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
 // contents   85  Integer and 16-bit element types, without any CUDA header.
-//           107  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           107  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           149  Scalar arithmetic, one instruction each.
 //           206  Warp-wide matrix instructions.
-//           227  Element types.
-//           264  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           269  Warp-level matrix products.
-//           291  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           297  The kernel: its configuration, parameters and text.
-//           322  The kernel: its configuration, parameters and text.
-//           368  The kernel: its configuration, parameters and text.
-//           381  How tensor maps describe tensors to bulk copies of boxes.
-//           390  Bulk copies.
-//           395  The kernel: its configuration, parameters and text.
-//           426  The kernel: its configuration, parameters and text.
+//           228  Element types.
+//           265  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           270  Warp-level matrix products.
+//           292  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           298  The kernel: its configuration, parameters and text.
+//           324  The kernel: its configuration, parameters and text.
+//           370  The kernel: its configuration, parameters and text.
+//           383  Tensor maps, which describe tensors to bulk copies of boxes.
+//           392  Bulk copies.
+//           397  The kernel: its configuration, parameters and text.
 //           428  The kernel: its configuration, parameters and text.
-//           444  Blocks of a grid, and grids that follow each other.
-//           448  The kernel: its configuration, parameters and text.
-//           488  The kernel: its configuration, parameters and text.
-//           499  Dividing the register file among warpgroups (sm_90a).
-//           514  How wgmma finds an operand in shared memory.
-//           549  Matrix products of a warpgroup.
-//           778  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           862  Tiles as TMA writes them and wgmma reads them.
-//           963  What a softmax takes exponentials of.
-//           999  The online softmax.
-//          1012  What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a row's last values are still on their way.
-//          1073  The online softmax with as little work per score as possible.
-//          1300  Banded masks.
-//          1495  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
-//          1558  What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
-//          1582  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1646  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1741  Writing a warpgroup's results to shared and global memory.
-//          1761  What the forward kernel for Hopper is made of.
-//          1858  The kernel: its configuration, parameters and text.
-//          1866  Which tiles of queries a block computes a second time, because non-finite values (contain.cuh) in V may have reached queries that must not attend to them.
-//          1995  Walking over the tiles that a mask does not rule out.
-//          2048  Arithmetic of two 16-bit numbers in a word (sm_90).
-//          2063  Scrubbing.
-//          2376  What the printed text of a mask or score is made of.
-//          2380  The kernel: its configuration, parameters and text.
-//          2399  The kernel: its configuration, parameters and text.
-//          2408  The kernel: its configuration, parameters and text.
-//          2542  Softcaps.
-//          2690  Logits as shares of the cap.
-//          2793  The state of a warp's rows under a softcap, from one tile of keys to the next.
+//           430  The kernel: its configuration, parameters and text.
+//           446  Communication between blocks and between grids.
+//           450  The kernel: its configuration, parameters and text.
+//           490  The kernel: its configuration, parameters and text.
+//           502  Reallocation of registers among warpgroups (sm_90a).
+//           517  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           552  Matrix products of a warpgroup (sm_90a).
+//           781  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           865  Tiles as TMA writes them and wgmma reads them.
+//           966  What a softmax takes exponentials of.
+//          1002  The online softmax.
+//          1015  What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a row's last values are still on their way.
+//          1076  The online softmax with as little work per score as possible.
+//          1303  Banded masks.
+//          1494  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//          1557  What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+//          1581  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1645  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1740  Writing a warpgroup's results to shared and global memory.
+//          1760  What the forward kernel for Hopper is made of.
+//          1857  The kernel: its configuration, parameters and text.
+//          1865  Which tiles of queries a block computes a second time, because non-finite values (contain.cuh) in V may have reached queries that must not attend to them.
+//          1994  Walking over the tiles that a mask does not rule out.
+//          2047  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
+//          2062  Scrubbing.
+//          2375  What the printed text of a mask or score is made of.
+//          2379  The kernel: its configuration, parameters and text.
+//          2398  The kernel: its configuration, parameters and text.
+//          2407  The kernel: its configuration, parameters and text.
+//          2541  Softcaps.
+//          2689  Logits as shares of the cap.
+//          2792  The state of a warp's rows under a softcap, from one tile of keys to the next.
 //          2887  The kernel: its configuration, parameters and text.
 //          3215  The kernel: its configuration, parameters and text.
 //          3427  The kernel: its configuration, parameters and text.
@@ -105,7 +105,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -135,13 +135,13 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The same value, but nothing that the compiler knows of it.
+// The same value, hidden from the compiler's analysis.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+// The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -149,7 +149,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -162,21 +162,21 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+// 1 / x within 1 ulp. Subnormal operands and results are flushed to zero.
 FLASHGEN_DEVICE float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-// The smaller of two, or NaN if one of them is; from sm_80 on.
+// The smaller of two, or NaN if one of them is NaN (sm_80 and later).
 FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
   float c;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -189,7 +189,7 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   return d;
 }
 
-// The same clipped to [0, 1]; of a NaN comes 0.
+// The same, clipped to [0, 1]. NaN gives 0.
 FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
   float d;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
@@ -206,14 +206,15 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 // ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
-// The way back (sm_90 and later).
+// From registers to shared memory (sm_90 and later).
 FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
-// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
+// Adds, for each row of a and column of b, the number of bits that both have set, of 128 (sm_80 and later).
+// Each word has 32 of them.
 FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
@@ -289,12 +290,13 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 #if !defined(FLASHGEN_EMULATOR)
 // ---- flashgen/ptx/barrier.cuh
-// Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
-// the named ones).
+// Barriers at which threads may arrive without waiting, or wait without arriving. Named barriers exist on
+// every GPU, mbarriers are for sm_90 and later.
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
+// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
+// warps.
 
 FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -305,7 +307,7 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Waits, and tells whether the condition of any thread holds.
+// Waits, and returns whether the condition holds in any thread.
 FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
   u32 any;
   asm volatile(
@@ -319,8 +321,8 @@ FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition)
   return any != 0;
 }
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
+// bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -335,7 +337,7 @@ FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Whether the phase of this parity has ended; waits for a while before it says no.
+// Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -348,7 +350,7 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same at once.
+// The same without waiting.
 FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -367,8 +369,8 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
-// blocks.
+// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
+// its other blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -379,23 +381,23 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 }
 
 // ---- flashgen/ptx/tensor_map.cuh
-// How tensor maps describe tensors to bulk copies of boxes.
+// Tensor maps, which describe tensors to bulk copies of boxes.
 
-// A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
-// __grid_constant__ parameters.
+// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
+// it in its __grid_constant__ parameters.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
 // ---- flashgen/ptx/bulk.cuh
-// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
-// mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
-// Shared memory that they read must have been written before a fence_proxy_async of the writer.
+// Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
+// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
+// bulk copy reads must call fence_proxy_async afterwards.
 
-// ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
-// a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
-// reach out of the tensor on all sides, but one that is stored may not begin before it, and is
-// clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
+// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
+// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
+// so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -406,10 +408,10 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-// Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
-// bytes.
+// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
+// offset of each block counts its bytes.
 
-// What lies outside of the tensor is not written.
+// Stores and reductions do not write outside of the tensor.
 
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
@@ -418,34 +420,35 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-// Brings the map itself closer.
+// Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes: a multiple of 16, between addresses that are.
+// ---- Runs of bytes. Sizes and addresses are multiples of 16.
 
 // ---- Groups of stores and reductions
 
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Waits until all but `pending` groups have read shared memory; what they write may still be under way.
+// Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
 // ---- flashgen/ptx/grid.cuh
-// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
+// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
+// otherwise.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -465,13 +468,12 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// The bits that are set stay set.
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
   asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
-// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
-// one.
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
@@ -487,20 +489,21 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
-// touched earlier.
+// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
+// earlier.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The next grid may start. It sees what this one writes, also afterwards, once it has waited.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
+// ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- flashgen/ptx/warpgroup.cuh
-// Dividing the register file among warpgroups (sm_90a).
+// Reallocation of registers among warpgroups (sm_90a).
 
-// From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
-// take part. An increase waits until other warpgroups have given up enough.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
@@ -512,11 +515,11 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 }
 
 // ---- flashgen/ptx/descriptor.cuh
-// How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
+// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
-// and the hardware exchanges the 16-byte chunks of each line by its address. The two byte offsets then mean
+// and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
 //   swizzle    major   leading_bytes                       stride_bytes
 //   none       k       next chunk of 16 bytes along K      next 8 rows along MN
@@ -533,12 +536,12 @@ struct MatrixDescriptor {
   u32 low;   // address and leading offset, in units of 16 bytes
   u32 high;  // stride offset, and the swizzle
 
-  // The same operand `bytes` further on; the sum must stay within shared memory.
+  // The operand `bytes` later. The sum must stay within shared memory.
   constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
   constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 };
 
-// Within a cluster an address has the block's rank in its upper bits, which are not the descriptor's.
+// Within a cluster the upper bits of an address are the block's rank. Descriptors do not contain them.
 constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                              Swizzle swizzle) {
   constexpr u32 mask = 0x3fff0;
@@ -547,37 +550,37 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
-// (sm_90a).
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
+// multiple of 4.
 //
-// A product is issued, and its operands and accumulators are the hardware's until a wait completes the group
-// that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
-// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
-// 8j + 2 (t % 4) + c.
+// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
+// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
+// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
+// / 4 + 8h, column 8j + 2 (t % 4) + c.
 
-// Orders what threads did to registers before what products do to them: needed before the first product, and
-// again when accumulators or fragments of the left operand were touched.
+// Orders accesses of registers before later products that use them. It is needed before the first product,
+// and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// No instruction: what is done to the accumulators above stays above, what below stays below. Compilers do
-// not know that a fence or a wait concerns these registers.
+// No instruction. The compiler does not know that a fence or a wait concerns the accumulators; this keeps it
+// from moving accesses of them across.
 template <i32 count>
 FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// What `value`, which is never negative, is made of is computed before the next wait. Assemblers let waits
-// overtake arithmetic, which then no longer overlaps the products; they do not overtake stores, as this one
-// would be, to `scratch` in shared memory, if the value were negative.
+// Makes the assembler compute `value`, which is never negative, before the next wait. It moves waits up
+// across arithmetic, which then no longer overlaps the products, but not across stores. So this stores a
+// negative value, which never happens, to `scratch` in shared memory.
 FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
                "r"(scratch)
@@ -589,7 +592,7 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
 }
 
-// The instruction's name from its depth on.
+// The part of the instruction's name that begins with the depth.
 template <class T>
 struct WgmmaType;
 template <>
@@ -597,7 +600,7 @@ struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-// What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
+// The immediates after the operands: signs and, for 16-bit types, the majors.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
   static constexpr char text[] = ", 1, 1";
@@ -615,8 +618,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
-// that follow the accumulators have the numbers from n / 2 on.
+// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
+// after the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -759,7 +762,7 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-// A kernel may say which ones it uses, as compilers take some time for each.
+// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
 WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -768,17 +771,17 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
-// warp holding its 16 rows.
+// The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
+// of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
 // ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
-// more time for the accumulators that go into statements and come out of them than for all else about
-// products. For kernels that say which shapes they use.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
+// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
+// define WGMMA_SHAPES.
 
 template <i32 n>
 struct WgmmaFours {
@@ -789,7 +792,7 @@ struct WgmmaFours {
 #define WGMMA_PRODUCT(n, a, b, type, tail) \
   "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
 #define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
-// What follows adds to what was there.
+// The products after the first one accumulate.
 #define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
 #define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
 #define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
@@ -840,7 +843,7 @@ FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a
   WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
 }
 
-// The same where nothing d held before matters.
+// d = the sum of four products a * b. The previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                          const MatrixDescriptor (&b)[4]) {
@@ -849,7 +852,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
+// With the left operands in registers, plus what d held if `accumulate`. The last product is issued first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
@@ -1091,11 +1094,11 @@ constexpr float kGrown = 0x1p60f;
 template <class T>
 constexpr float kScaledSpan = 59.0f;
 
-// By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
-// move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
-// exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
-// are not, and `most` where they are shares of a cap: logarithms of their sums are large, and rows may go on
-// to that cap. Rows whose first logits are at least `wide` above zero are likely to outgrow any of these.
+// By how many powers of two a reference maximum is placed above the maximum, so that it rarely has to move.
+// Exponentials must keep enough significant bits, and the logarithm of their sum loses accuracy with the
+// distance. So the distance is `little` where logits are near zero, `more` where they are not, and `most`
+// where they are shares of a cap: there logarithms are large, and rows may grow up to the cap. Rows whose
+// first logits are at least `wide` above zero are likely to outgrow any of these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
@@ -1109,10 +1112,10 @@ constexpr float kMostAtOnce = 120.0f;
 
 // How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
-  // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
+  // It cannot happen: the reference maximum is the running maximum. This takes a pass over all scores.
   never,
-  // It cannot happen: reference maxima move where a bound on logits says that they might have to.
-  foreseen,
+  // It cannot happen: reference maxima move whenever a bound on the logits permits growth.
+  bounded,
   // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
   // Exponentials have registers of their own. Too large ones are recomputed from the scores.
@@ -1123,15 +1126,17 @@ enum class Regrowth {
 
 // The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
 // watches(), and add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
+template <class T, i32 columns, Regrowth regrowth, bool computes_before_wait, class Logits = ScaledProducts>
 struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool bounds_growth = regrowth == Regrowth::bounded || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
   // How far a row's maximum may exceed its reference maximum, in powers of two.
-  static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
+  static constexpr float span = regrowth == Regrowth::never ? 0.0f
+                                : bounds_growth             ? kScaledSpan<T>
+                                                            : kSpan<T>;
 
   RowStatistics rows;
   // See update_reference_max().
@@ -1163,7 +1168,7 @@ struct ReferenceMaxSoftmax {
   // Whether a reference maximum is so near the highest logit that no exponential can be infinite before it is
   // checked.
   FLASHGEN_DEVICE static bool is_near(float highest, float reference_max) {
-    return foresees && reference_max >= highest - kFinite;
+    return bounds_growth && reference_max >= highest - kFinite;
   }
   // Whether one of a lane's two rows has no reference maximum yet.
   FLASHGEN_DEVICE bool has_no_reference_max() const {
@@ -1174,16 +1179,14 @@ struct ReferenceMaxSoftmax {
     return found > rows.reference_max[row] + distance;
   }
   FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
-    // Where reference maxima move in most tiles there is no branch for those that stay, whose factor is 1 as
-    // well.
+    // Reference maxima that move in most tiles do not branch: the formula gives a factor of 1 if they stay.
     const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
     factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
     rows.reference_max[row] = reference_max;
     rows.sum[row] *= factor[row];
   }
-  // The reference maximum for a row in which a logit was found: as far ahead of it as it may be, but not so
-  // far that the row, as high as it might get, would still not be far above it. By a whole power of two, so
-  // that a probability of 1 is not rounded.
+  // The reference maximum for a row with logit `found` that may grow to `highest`. It is no further ahead
+  // than the growth requires, and by a whole power of two, so that a probability of 1 is not rounded.
   FLASHGEN_DEVICE static float reference_max_ahead(float found, float highest, bool is_little = false) {
     if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
@@ -1191,8 +1194,8 @@ struct ReferenceMaxSoftmax {
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
-  // The same for a row that may have one, which it is not moved below; and no further at once than what the
-  // row has so far can be scaled by, if that counts.
+  // The same for a row that may already have one. It never moves down. It moves up by at most what the row's
+  // sum and output can be scaled by at once, unless `found` requires more.
   FLASHGEN_DEVICE float reference_max_ahead_in(i32 row, float found, float highest) const {
     const float reference_max = rows.reference_max[row],
                 ahead = maximum(reference_max, reference_max_ahead(found, highest));
@@ -1203,15 +1206,15 @@ struct ReferenceMaxSoftmax {
   // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
   // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
+    return bounds_growth || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
-  // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
+  // The same where masked logits are finite and far below zero.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
   }
 
-  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
-  // place.
+  // Computes a tile's exponentials and their sums. The exponentials go to `probabilities`, rounded, if scores
+  // are kept, and otherwise replace the scores.
   template <class AnyLogits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     AnyLogits& logits) {
@@ -1238,7 +1241,7 @@ struct ReferenceMaxSoftmax {
 
   // Whether this lane has a row that exceeds its reference maximum too far, with no check before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
+    return bounds_growth && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
   // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
   // then to be multiplied by `factor`, as it may have been before.
@@ -1263,8 +1266,8 @@ struct ReferenceMaxSoftmax {
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
-    // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
+    // Other variants test the sums, which keeps the arithmetic before the wait anyway.
+    if constexpr (computes_before_wait && (regrowth == Regrowth::never || bounds_growth))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 
@@ -1279,14 +1282,14 @@ struct ReferenceMaxSoftmax {
   }
 
  private:
-  // What may be due: some row needs a reference maximum; and maxima are checked in so many tiles. The checks
-  // cost about half as much as recomputing a tile.
+  // Bits of `due`: some row needs a reference maximum, and the number of tiles whose maxima are still
+  // checked. A check costs about half as much as recomputing a tile.
   static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
   // This lane's share of each row's sum over the current tile.
   float tile_sum[2];
 
-  // The largest score of a row, over every `every`-th block of columns.
+  // The largest score of a row in every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
     float found = -kInfinity;
 #pragma unroll
@@ -1305,20 +1308,20 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  // Every tile between the first and the last that are visited is.
+  // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -1343,15 +1346,13 @@ struct Band {
   }
 };
 
-// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
-// on.
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
   const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
-// bit for each.
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
@@ -1359,8 +1360,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
-// test seven at once.
+// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
+// at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -1377,11 +1378,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
-// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
-// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
-// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
-// nothing else found room.
+// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
+// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
+// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
+// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
 template <i32 column_blocks, class Mask>
 FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
                                     Thread thread) {
@@ -1392,13 +1392,13 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   const i32 first_column = first_key + thread.column();
   const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
 #pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::asks_besides) {
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::has_rest) {
 #pragma unroll 1
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
       const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
       static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
       const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
@@ -1410,7 +1410,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
           for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
           }
         }
       }
@@ -1418,7 +1418,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
-// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
+// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll
@@ -1430,7 +1430,7 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of those that it allows; of a band they are known by themselves.
+// Sets the bits of a lane's pairs that a mask allows.
 template <i32 column_blocks, class Mask>
 FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
                                   Thread thread) {
@@ -1446,29 +1446,28 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
     allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
 }
 
-// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
-// need not be bits first. Else bits are worth keeping.
+// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
+// computed first, and are worth keeping for the next use.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
+constexpr bool kIsWorthKeeping = Mask::has_rest && !kIsDirect<Mask>;
 
-// The same for any mask.
+// As mask_pairs(), for a mask that is not a band.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
+  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
     const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_in_order = [&](i32 h) {
-      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+    const auto allowed_by_order = [&](i32 h) {
+      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
     };
-    // Bit 2n + c for column 8n + c.
-    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
+    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
 #pragma unroll
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
@@ -1480,7 +1479,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
           const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+          if (!(in_order & mask.allows_rest(queries[h], of_column)))
             values[0][first + i / 2][2 * h + i % 2] = value;
         }
       }
@@ -1780,11 +1779,11 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
-  bool foresees;
-  bool holds_waits;
-  bool packs_finished;
+  bool bounds_growth;
+  bool computes_before_wait;
+  bool packs_statistics;
   bool ends_alone;
-  bool keys_lead;
+  bool prefetches_next_k;
   bool draws_late;
   bool has_lower;
   bool has_upper;
@@ -1806,12 +1805,12 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.foresees
-                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
+                                       : cfg.bounds_growth
+                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::bounded)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::recomputes_scores;
-  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
-  using Finished = FinishedRows<cfg.packs_finished>;
+  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.computes_before_wait, Logits>;
+  using Finished = FinishedRows<cfg.packs_statistics>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
   static constexpr u32 q_readers = consumer_warps / q_parts;
@@ -2046,12 +2045,12 @@ struct Walk {
 
 #if !defined(FLASHGEN_EMULATOR)
 // ---- flashgen/ptx/packed.cuh
-// Arithmetic of two 16-bit numbers in a word (sm_90).
+// Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
 
 namespace flashgen {
 
-// All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
-// bits, and all others zero.
+// 0x7fff in place of each number that is infinite or NaN, and zero in place of any other: x * 0 + 0 is NaN,
+// which has these bits, exactly if x is not finite.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
@@ -2860,10 +2859,11 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   // Whether several keys have products near or beyond the limit: lanes in different positions have different
   // keys. In the first tile one product near the limit suffices, because others are then likely beyond it.
   const bool are_many = (stage >= kHadSome) | are_several_large;
-  bool begins = Softmax::foresees & are_safe & (is_first ? are_some_near : are_some & are_many);
+  bool begins = Softmax::bounds_growth & are_safe & (is_first ? are_some_near : are_some & are_many);
   // wgmma waits for the slowest warp of a warpgroup, and the code of both branches exceeds the instruction
   // cache. So all warps take shares if one does, except those whose exponentials might overflow.
-  if (Softmax::foresees && are_new()) begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
+  if (Softmax::bounds_growth && are_new())
+    begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -2903,19 +2903,19 @@ constexpr ForwardSm90Config kConfig{
     .consumers = 2,           // warpgroups that compute, 64 query rows each
     .producer_registers = 56,
     .consumer_registers = 224,
-    .section_heads = 32,       // heads of a section, whose tiles are scheduled together
-    .doubles_to = 640,         // keys up to which the last section has twice as many heads
-    .longest_first = true,     // the last queries of a head go first
-    .running_maximum = false,  // exponentials relative to the maximum so far
-    .keeps_scores = false,     // P does not overwrite S
-    .foresees = true,          // the cap bounds how far row maxima can grow
-    .holds_waits = true,       // exponentials overlap the products
-    .packs_finished = false,   // row statistics of a finished tile take one register per lane
-    .ends_alone = false,       // the last P V of a tile is issued without the next scores
-    .keys_lead = true,         // the next tile's first K is loaded before the last V
-    .draws_late = false,       // the next tile is drawn when few tiles of keys are left
-    .has_lower = false,        // the band has a lower bound on k - q
-    .has_upper = false,        // the band has an upper bound on k - q
+    .section_heads = 32,           // heads of a section, whose tiles are scheduled together
+    .doubles_to = 640,             // keys up to which the last section has twice as many heads
+    .longest_first = true,         // the last queries of a head go first
+    .running_maximum = false,      // exponentials relative to the maximum so far
+    .keeps_scores = false,         // P does not overwrite S
+    .bounds_growth = true,         // the cap bounds how far row maxima can grow
+    .computes_before_wait = true,  // exponentials overlap the products
+    .packs_statistics = false,     // row statistics of a finished tile take one register per lane
+    .ends_alone = false,           // the last P V of a tile is issued without the next scores
+    .prefetches_next_k = true,     // the next tile's first K is loaded before the last V
+    .draws_late = false,           // the next tile is drawn when few tiles of keys are left
+    .has_lower = false,            // the band has a lower bound on k - q
+    .has_upper = false,            // the band has an upper bound on k - q
 };
 
 struct Params {
@@ -2972,7 +2972,7 @@ constexpr u32 kRecomputes = 231664;      // tiles of queries to recompute if V i
 
 using Logits = ScaledProducts;
 using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
-// What the expressions below have captured.
+// The captured tensors of the expressions below.
 FLASHGEN_DEVICE Captured<i32, 2> captured_ids(const Params& p) {
   return {
       p.captured_ids,
@@ -2981,19 +2981,19 @@ FLASHGEN_DEVICE Captured<i32, 2> captured_ids(const Params& p) {
   };
 }
 
-// What surveys have found out about them, by tensor and dimension.
+// Their surveys: the extremes of stretches, by tensor and dimension.
 FLASHGEN_DEVICE Survey<i32, 2, 1, 64> survey1_ids(const Params& p) {
   return {captured_ids(p), p.survey1_ids};
 }
 
-// Which keys a query may attend to:
+// The mask:
 //     (k - q <= k_len - q_len) & (ids[b, q] == ids[b, k])
-// and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
+// and its bounds over a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
-  // Whether more is asked of a pair than how keys are ordered; whether that is little; whether nothing of it takes long;
-  // and whether there are no registers to ask it of all pairs of a tile at once.
-  static constexpr bool asks_besides = true;
+  // The mask is comparisons of the key and a rest. Whether there is a rest; whether it is short; whether it has no slow
+  // operations; and whether registers are too few to evaluate it for all pairs of a tile at once.
+  static constexpr bool has_rest = true;
   static constexpr bool is_light = true;
   static constexpr bool is_quick = true;
   static constexpr bool in_groups = false;
@@ -3005,7 +3005,7 @@ struct Mask {
     return {p, sequence, head, p.len_q, p.len_kv};
   }
 
-  // A query and a key, with what the mask asks of either alone; `of_lane` is with what another lane knows.
+  // A query and a key, with the terms of the mask that depend on one of them alone. `of_lane` gets another lane's.
   struct Query {
     i32 q;
     i32 captured_ids;
@@ -3030,17 +3030,17 @@ struct Mask {
     return {k, load(captured_ids(p), b, k)};
   }
 
-  // The same in two parts: a bit for each of some keys, made of the words `from(k)` of those from k on; ...
+  // The comparisons of the key: a bit for each key. `from(k)` has the bits of the keys from k on.
   template <class From>
-  FLASHGEN_DEVICE u32 ordered_keys(const Query& query, const From& from) const {
+  FLASHGEN_DEVICE u32 ordered_bits(const Query& query, const From& from) const {
     return ~from(after(query.q + p.len_kv - p.len_q));
   }
-  // ... and what is asked of one pair after another.
-  FLASHGEN_DEVICE bool allows_besides(const Query& query, const Key& key) const {
+  // The rest of the mask, for one pair.
+  FLASHGEN_DEVICE bool allows_rest(const Query& query, const Key& key) const {
     return query.captured_ids == key.captured_ids;
   }
 
-  // Queries and keys from begin to end, as far as there are so many, with what the rectangle's rules ask of either.
+  // Queries and keys from begin to end, cut at the sequence's end, with the terms that depend on one side alone.
   struct QuerySpan {
     i32 lo, hi;
     bool is_whole;
@@ -3100,7 +3100,7 @@ struct Mask {
     return tiles_of(survey1_ids(p).first(survey1_ids(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, survey1_ids(p).last(survey1_ids(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
   }
 };
-// What becomes of a scaled logit s:
+// The score of a scaled logit s:
 //     tanh(s / limit) * limit
 struct Score {
   const Params& p;
@@ -3312,12 +3312,12 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-  // Keys are loaded one tile ahead of values. With keys_lead that holds across tiles of queries too. These say which
-  // tile of values is still to be loaded, if any, and of which head.
+  // Keys are loaded one tile ahead of values. With prefetches_next_k that holds across tiles of queries too. These say
+  // which tile of values is still to be loaded, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
   bool left_is_scrubbed = false;
   const auto load_values_left = [&]() {
-    if (!kConfig.keys_lead || values_left < 0) return;
+    if (!kConfig.prefetches_next_k || values_left < 0) return;
     load_values(values_left, left_head, left_sequence, left_is_scrubbed);
     values_left = -1;
   };
@@ -3362,7 +3362,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     // The last values, which may wait until the next tile's first keys are loaded.
     const auto leave_values = [&](i32 tile, bool is_scrubbed) {
-      if (kConfig.keys_lead) {
+      if (kConfig.prefetches_next_k) {
         values_left = tile;
         left_head = head_kv;
         left_sequence = rows.sequence;

@@ -13,7 +13,7 @@
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
 // contents  29  Integer and 16-bit element types, without any CUDA header.
-//           46  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           46  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           66  Scalar arithmetic, one instruction each.
 //          104  Element types.
 //          132  Banded masks.
@@ -44,7 +44,7 @@ struct bfloat16_t {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -66,7 +66,7 @@ FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -79,7 +79,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -136,18 +136,18 @@ struct Range {
   i32 begin, end;
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};

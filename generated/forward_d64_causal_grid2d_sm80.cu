@@ -13,7 +13,7 @@
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
 // contents  34  Integer and 16-bit element types, without any CUDA header.
-//           51  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           51  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           72  Scalar arithmetic, one instruction each.
 //          110  Element types.
 //          142  Banded masks.
@@ -22,11 +22,11 @@
 //          217  The exponentials of a softmax that subtracts the maximum of each row.
 //          234  Products of float tiles in shared memory, without tensor cores.
 //          336  One block for each tile of scores.
-//          483  Blocks of a grid, and grids that follow each other.
+//          483  Communication between blocks and between grids.
 //          489  The kernel: its configuration, parameters and text.
-//          515  The kernel: its configuration, parameters and text.
-//          519  A barrier of all blocks of a grid that was launched cooperatively.
-//          548  The kernel: its configuration, parameters and text.
+//          516  The kernel: its configuration, parameters and text.
+//          520  A barrier of all blocks of a grid that was launched cooperatively.
+//          549  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -49,7 +49,7 @@ struct bfloat16_t {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -72,7 +72,7 @@ FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -85,7 +85,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -147,18 +147,18 @@ struct Range {
   FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -481,15 +481,16 @@ struct TileOfScores {
 #if !defined(FLASHGEN_EMULATOR)
 
 // ---- flashgen/ptx/grid.cuh
-// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
 namespace flashgen {
 
-// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
+// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
+// otherwise.
 
-// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
-// one.
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
@@ -509,7 +510,7 @@ FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
   return value;
 }
 
-// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
+// No instruction. It tells the emulator that blocks wait for each other, so that all must be resident.
 FLASHGEN_DEVICE void expect_cooperative_launch() {}
 
 // ---- Programmatic dependent launch (sm_90 and later)

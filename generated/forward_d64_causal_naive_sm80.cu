@@ -7,7 +7,7 @@
 // grid     one block for every query row of every query head and batch entry
 //
 // contents  22  Integer and 16-bit element types, without any CUDA header.
-//           38  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           38  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           53  Scalar arithmetic, one instruction each.
 //           91  Element types.
 //          115  Banded masks.
@@ -36,7 +36,7 @@ struct bfloat16_t {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -53,7 +53,7 @@ FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -66,7 +66,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -115,13 +115,13 @@ FLASHGEN_DEVICE float to_float(float x) { return x; }
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};

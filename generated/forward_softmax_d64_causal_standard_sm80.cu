@@ -10,7 +10,7 @@
 //            reductions   0 to 32  a maximum and a sum of each warp
 //
 // contents  28  Integer and 16-bit element types, without any CUDA header.
-//           50  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           50  What the CUDA language itself provides, under names that the emulator implements on the host.
 //           77  Scalar arithmetic, one instruction each.
 //          115  Element types.
 //          154  What a softmax takes exponentials of.
@@ -48,7 +48,7 @@ struct alignas(16) Vec16 {
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
-// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+// What the CUDA language itself provides, under names that the emulator implements on the host.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
@@ -77,7 +77,7 @@ FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -90,7 +90,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -190,13 +190,13 @@ using Accumulator = float[row_blocks][column_blocks][4];
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
