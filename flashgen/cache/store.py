@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: Renewing the time of use on every read would make each of a node's ranks write to the file system.
 _TOUCH_AFTER_SECONDS = 60.0
+#: A store looks for entries to evict after it has published this fraction of the limit: a look at every publication
+#: would make thousands of kernels take quadratic time.
+_EVICT_AFTER = 1 / 64
 
 
 class Store:
@@ -38,7 +41,8 @@ class Store:
         self.entries = root / "entries"
         self.temporary = root / "tmp"
         self.bad = root / "bad"
-        self._tidied = False
+        #: Bytes published since the last look for entries to evict; None before the first look.
+        self._published: int | None = None
 
     def path(self, key: str) -> Path:
         """The file of ``key``, whether or not it exists."""
@@ -69,13 +73,14 @@ class Store:
     def publish(self, key: str, binary: Binary, build_id: str) -> None:
         """Put ``binary`` under ``key``; readers see the old state or the whole entry, also after a crash."""
         mode = self._make_directories()
+        data = entry.encode(key, binary, build_id)
         path = self._temporary_path(key[:16])
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
             try:
                 os.fchmod(descriptor, mode)
-                _write_all(descriptor, entry.encode(key, binary, build_id))
+                _write_all(descriptor, data)
                 # Without it, a power cut after the rename can leave the right name on an empty file.
                 os.fsync(descriptor)
             finally:
@@ -88,7 +93,7 @@ class Store:
                 os.unlink(path)
             raise
         _sync_directory(self.entries)
-        self._keep_tidy(key)
+        self._keep_tidy(key, len(data))
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
@@ -134,12 +139,16 @@ class Store:
         # A shared directory's own mode says who may read and write; otherwise it is us alone.
         return stat.S_IMODE(os.stat(self.root).st_mode) if settings.cache_shared() else 0o700
 
-    def _keep_tidy(self, key: str) -> None:
-        if not self._tidied:
-            self._tidied = True
+    def _keep_tidy(self, key: str, published: int) -> None:
+        limit = settings.cache_size()
+        if self._published is None:
             tidy.sweep_temporary(self.temporary)
             tidy.keep_newest_bad(self.bad)
-        tidy.evict(self.entries, settings.cache_size(), keep=self.path(key).name)
+        elif self._published + published < limit * _EVICT_AFTER:
+            self._published += published
+            return
+        self._published = 0
+        tidy.evict(self.entries, limit, keep=self.path(key).name)
 
 
 def read_all(descriptor: int) -> bytes:

@@ -35,6 +35,23 @@ def test_the_new_entry_stays_even_if_it_alone_is_too_large(cache: Cache, make_bi
     assert kept(cache, make_key, 2) == [1]
 
 
+def test_a_cache_far_below_its_limit_is_looked_through_seldom(cache: Cache, make_binary, make_key, monkeypatch):
+    looks = []
+    evict = tidy.evict
+    monkeypatch.setattr(tidy, "evict", lambda *args, **kwargs: (looks.append(args), evict(*args, **kwargs)))
+    # A look at the first publication, and one after each 64th of the limit.
+    monkeypatch.setenv("FLASHGEN_CACHE_SIZE", str(64 * 45_000))
+    fill(cache, make_binary, make_key, 11)
+    assert len(looks) == 3
+
+
+def test_a_full_cache_exceeds_its_limit_by_a_64th_at_most(cache: Cache, make_binary, make_key, monkeypatch):
+    monkeypatch.setenv("FLASHGEN_CACHE_SIZE", "100K")
+    for i in range(300):
+        cache.put(make_key(i), make_binary(i, 500))
+        assert cache.info().bytes <= 100 * 1024 * 65 / 64
+
+
 def test_reading_renews_the_time_of_use_at_most_once_a_minute(cache, make_binary, make_key, monkeypatch):
     cache.put(make_key(1), make_binary())
     path = cache._store.path(make_key(1))
