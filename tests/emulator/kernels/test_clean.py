@@ -70,8 +70,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def done() -> list[tuple[int, str]]:
-    """Cases and modes: all with DRAWN_CASES=ci. A developer's run takes every fourth case, and watches accesses, which
-    is a build of its own, in every other of these."""
+    """Cases and modes: all with DRAWN_CASES=ci. A developer's run takes every fourth case, and watches the
+    accesses of every other of these."""
     if not IS_SAMPLE:
         return list(product(range(len(CASES)), MODES))
     return [(i, mode) for i in range(1, len(CASES), 4) for mode in list(MODES)[0 if i % 8 == 1 else 2 :][:2]]

@@ -91,7 +91,7 @@ MODES: dict[str, list[dict[str, Any]]] = {
 
 
 def modes_of(number: int) -> list[str]:
-    """Accesses are watched in a build of its own: a developer's run makes one of the two, and the other one next."""
+    """All modes with DRAWN_CASES=ci. A developer's run watches the accesses of every other kernel."""
     return list(MODES) if not IS_SAMPLE else ["plain", "random"] if number % 2 else ["race"]
 
 
