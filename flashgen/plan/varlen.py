@@ -21,6 +21,8 @@ _PARAMS = (
     ),
     Param("corner_upper", "int32", "i32"),
 )
+#: A scheduler on the device counts the tiles of each sequence.
+_SEQUENCES = Param("batch", "int32", "i32", "sequences")
 _LENGTHS = (Param("len_q", "int32", "i32", "of the longest sequence"), Param("len_kv", "int32", "i32"))
 _CHANGED_NOTES = {
     "len_q": "of the longest sequence",
@@ -35,6 +37,6 @@ def with_varlen(kernel: KernelPlan) -> KernelPlan:
         return kernel
     notes = _CHANGED_NOTES | _ROW_NOTES
     own = [replace(p, note=notes.get(p.name, p.note)) for p in kernel.params.params]
-    missing = [p for p in _LENGTHS if p.name not in kernel.params.names]
+    missing = [p for p in (*_LENGTHS, *([_SEQUENCES] if kernel.is_persistent else [])) if p.name not in kernel.params.names]
     params = ParamTable.widest_first((*own, *missing, *_PARAMS))
     return replace(kernel, params=params, switches=kernel.switches | {"varlen"})

@@ -7,13 +7,10 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.forward_table import (
-    ANY_SOFTCAP_TILE_KV,
     DOCUMENTS,
     FEW_MASK_OPS,
     MASK_LOADS,
     MASK_OPS_TILE_KV,
-    NO_MASK,
-    SOFTCAP_TILE_KV,
     TABLE,
     Row,
 )
@@ -21,15 +18,13 @@ from flashgen.plan.hopper.forward_traits import (
     all_prefetched,
     compares_documents,
     compares_few_keys,
-    has_fine_cap,
     is_16bit_bias,
-    is_capped,
     mask_loads_per_pair,
     mask_ops_per_pair,
     score_is_light,
     score_loads_per_pair,
 )
-from flashgen.plan.hopper.units import ROWS, TILE_SLOTS, WARPGROUP, is_block_sparse, registers_at_launch, row_bytes
+from flashgen.plan.hopper.units import ROWS, TILE_STAGES, WARPGROUP, is_block_sparse, registers_at_launch, row_bytes
 from flashgen.plan.model.plans import SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
@@ -43,19 +38,22 @@ _WORD = 16
 _MAX_TILE_KV = 4 * 32
 
 
+def table_dims(spec: AttentionSpec) -> tuple[int, int]:
+    """The head dims of the table by which a spec is planned: the next ones that are large enough."""
+    return next(dims for dims in sorted(TABLE) if dims[0] >= spec.head_dim and dims[1] >= spec.head_dim_v)
+
+
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
-    dims = spec.head_dim, spec.head_dim_v
-    if dims in DOCUMENTS and compares_documents(spec):
+    dims = table_dims(spec)
+    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout):
         return DOCUMENTS[dims]
-    if dims in NO_MASK and not has_mask(spec):
-        return NO_MASK[dims]
     return TABLE[dims]
 
 
 def row_of(spec: AttentionSpec) -> Row:
     """The row for a spec, adapted to the registers that its mask and its score take."""
-    dims = spec.head_dim, spec.head_dim_v
+    dims = table_dims(spec)
     if dims in MASK_LOADS and mask_loads_per_pair(spec):
         row = MASK_LOADS[dims]
         return replace(row, tile_kv=row.tile_kv_pair_loads[1]) if score_loads_per_pair(spec) else row
@@ -73,16 +71,7 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, registers=registers, tile_kv=tile_kv)
     elif narrow and not score_is_light(spec):
         row = replace(row, tile_kv=112)
-    if is_capped(spec):
-        # The cap bounds how far row maxima can grow, so no scores are recomputed.
-        has_table_width = row.tile_kv == TABLE[dims].tile_kv and not is_block_sparse(spec)
-        is_fine = has_fine_cap(spec)
-        tile_kv = (SOFTCAP_TILE_KV if is_fine else ANY_SOFTCAP_TILE_KV).get(dims, row.tile_kv)
-        # Kept scores can be inspected while exponentials are taken of them. On an H200 at head_dim 128 this gains
-        # 4 to 6 % without a mask (8k), and 2 % causal (16k). Three consumers have no registers for it.
-        keeps = row.keeps_scores and is_fine and not is_block_sparse(spec) and not narrow
-        row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if has_table_width else min(row.tile_kv, tile_kv))
-    elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not score_is_light(spec):
+    if spec.score is not None and spec.score.traced.tensors and not score_is_light(spec):
         row = replace(row, tile_kv=min(row.tile_kv, 112))
     if loads := score_loads_per_pair(spec):
         if narrow and spec.mask.has_lower and not is_block_sparse(spec):
@@ -108,7 +97,8 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
         row,
         consumers=consumers,
         tile_kv=schedule.tile_kv or row.tile_kv,
-        stages=schedule.stages or row.stages,
+        k_stages=schedule.stages or row.k_stages,
+        v_stages=schedule.stages or row.v_stages,
         registers=schedule.registers or (row.registers if consumers == row.consumers else None),
     )
     # Drop optional buffers, one after another, until the schedule's tiles fit.
@@ -117,12 +107,10 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
 
 def _smaller_buffers(row: Row) -> Iterator[Row]:
     yield row
-    row = replace(row, records_per_slot=False)
+    row = replace(row, k_stages=row.v_stages)
     yield row
-    row = replace(row, extra_k_slots=0)
-    yield row
-    yield replace(row, extra_q_slots=0)
-    yield replace(row, extra_q_slots=0, o_tile=False)
+    yield replace(row, q_stages=1)
+    yield replace(row, q_stages=1, stores_by_tma=False)
 
 
 def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
@@ -132,11 +120,11 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
         return f"tile_q={schedule.tile_q or row.tile_q} is not 64 rows for each of 2 or 3 consumers; use 128 or 192."
     if row.tile_kv > _MAX_TILE_KV:
         return f"tile_kv={row.tile_kv} is more keys than a row's four lanes have bits for; use {_MAX_TILE_KV} or fewer."
-    described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.stages}"
+    described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.v_stages}"
     producer, consumer = row.register_split()
     accumulators = row.tile_kv // 2 + row.tile_kv // 4 + spec.head_dim_v // 2
     needed = smem_of(spec, row).bytes
-    if row.stages < 2:
+    if row.v_stages < 2:
         return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
     at_launch = registers_at_launch(row.consumers + 1)
     available = WARPGROUP * (row.consumers + 1) * at_launch
@@ -167,49 +155,33 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     """The layout of a block's shared memory."""
     dim, dim_v = row_bytes(spec)
     layout = SmemLayout()
-    layout.then("q", row.q_slots * row.q_rows * dim, f"Q_i, {row.q_slots} slots of {row.q_rows} rows")
-    layout.then("k", row.k_slots * row.tile_kv * dim, f"K_j, {row.k_slots} slots")
-    layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} slots")
-    if row.o_tile:
+    layout.then("q", row.q_stages * row.tile_q * dim, f"Q_i, {row.q_stages} stages")
+    layout.then("k", row.k_stages * row.tile_kv * dim, f"K_j, {row.k_stages} stages")
+    layout.then("v", row.v_stages * row.tile_kv * dim_v, f"V_j, {row.v_stages} stages")
+    if row.stores_by_tma:
         layout.then("o", row.tile_q * dim_v, "O_i, to be stored")
-    if has_mask(spec):
-        layout.then("scrubber", _scrubber_bytes(spec, row), "non-finite values of V_j, as bits")
 
     def word(name: str, size: int, note: str = "") -> None:
         layout.then(name, size, note, alignment=_WORD)
 
-    word("q_barriers", 16 * row.q_slots, "full and empty barriers of each slot")
-    word("k_barriers", 16 * row.k_slots)
-    word("v_barriers", 16 * row.stages)
-    word("tile_barriers", 16 * TILE_SLOTS)
-    word("tiles", 16 * TILE_SLOTS, "the next tiles of queries")
-    if has_mask(spec) and not is_block_sparse(spec):
-        word("key_block_ranges", 32 * row.consumers * TILE_SLOTS, "the range of key tiles of each consumer")
+    word("q_barriers", 16 * row.q_stages, "full and empty barriers of each stage")
+    word("k_barriers", 16 * row.k_stages)
+    word("v_barriers", 16 * row.v_stages)
+    word("tile_barriers", 16 * TILE_STAGES)
+    word("tiles", (48 if spec.varlen else 16) * TILE_STAGES, "the next tiles of queries")
+    word("requests", 8, "the producer asks for another tile")
     if is_block_sparse(spec):
-        word("sparse_key_tiles", 8 * row.k_slots, "the tile of keys in each slot")
-    if has_mask(spec):
-        warps = 4 * row.consumers
-        recomputes = 8 * (warps + 2) + 4 * warps + 4 * 4 * TILE_SLOTS + 8
-        word("recomputes", recomputes, "tiles of queries to recompute if V is not finite")
+        word("messages", 8 * row.k_stages, "the block of keys in each stage of K")
+    word("checks", _checks_bytes(row), "which tiles are to be repeated (tile_checks.cuh)")
     return layout.map()
 
 
-def _scrubber_bytes(spec: AttentionSpec, row: Row) -> int:
-    """sizeof(Scrubber): a bit for each value of V_j, and barriers (scrubber.cuh)."""
-    # Per lane and column of eight: 2 or 4 bytes of key bits, rounded to 16-byte chunks. 80 keys take 4 bits more.
-    eights = spec.head_dim_v // 8
-    lane = -(-eights * (4 if row.tile_kv > 80 else 2) // 16) * 16
-    more = -(-eights // 8) * 4 if 64 < row.tile_kv <= 80 else 0
-    non_finite_records = record_count(row)
-    needed = non_finite_records * (32 * (lane + more) + 16 + 4) + 8 * 2 * row.stages + 4 + row.stages
-    return -(-needed // 16) * 16
-
-
-def record_count(row: Row) -> int:
-    """How many records of non-finite values a block has: one per slot of V, or one for all."""
-    return row.stages if row.records_per_slot else 1
+def _checks_bytes(row: Row) -> int:
+    """sizeof(TileChecks)."""
+    tiles = TILE_STAGES
+    return -(-(8 + tiles * (4 + 4 * row.consumers + 4) + 8) // 8) * 8
 
 
 def has_mask(spec: AttentionSpec) -> bool:
-    """Whether a mask can cut tiles. NaN or infinity in V must then not reach rows that may not attend to it."""
+    """Whether a mask can cut tiles."""
     return not spec.mask.is_full

@@ -12,10 +12,15 @@ ROWS = 64
 WARPGROUP = 128
 #: Columns of a panel: 128 bytes, one swizzled row of shared memory.
 PANEL = 64
+#: Columns that TMA aligns rows to: 16 bytes.
+CHUNK = 8
+#: Columns that one step of a product sums over.
+STEP = 16
 #: Rows that one warp stores by TMA.
 STORED_ROWS = 16
-#: Slots of the ring that announces a persistent block's tiles.
+#: Slots of the ring that announces a persistent block's tiles: of the backward, and of the forward kernel.
 TILE_SLOTS = 2
+TILE_STAGES = 4
 #: Registers of a multiprocessor.
 _REGISTERS = 65536
 
@@ -30,14 +35,11 @@ def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_b
         return f"it needs sm_90a, and this is {arch.name}"
     if not spec.element.is_half:
         return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
-    if spec.dropout:
-        return "it has no dropout"
-    if spec.varlen:
-        return "it takes no packed sequences"
     if spec.cache:
         return "it takes no cache of keys and values"
-    # For other head dims the rows themselves may be misaligned. Then the reason to give is the head dim.
-    if access_bytes != 16 and (spec.head_dim, spec.head_dim_v) in HEAD_DIMS:
+    if spec.head_dim % CHUNK or spec.head_dim_v % CHUNK:
+        return "TMA needs rows of a multiple of 16 bytes, so head dims must be multiples of 8"
+    if access_bytes != 16:
         return "TMA needs tensors aligned to 16 bytes"
     return None
 

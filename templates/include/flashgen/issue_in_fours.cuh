@@ -21,7 +21,11 @@ FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescrip
     }
     issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
   } else if constexpr (step < QTile::steps) {
-    wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
+    if constexpr (step == 0) {
+      wgmma_ss_first<T, KTile::rows>(scores, a(0), b(0));
+    } else {
+      wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
+    }
     issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
   }
 }
@@ -29,7 +33,6 @@ FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescrip
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
 FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
-  static_assert(QTile::steps >= 4, "the first four steps are issued together");
   const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
   wgmma_fence();
   issue_scores_from<QTile, KTile>(scores, left, right);

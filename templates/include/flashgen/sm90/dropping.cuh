@@ -1,0 +1,46 @@
+// Dropout of probabilities: the Dropout policy of the mainloop.
+#pragma once
+#include "flashgen/dropout.cuh"
+#include "flashgen/panel.cuh"
+
+namespace flashgen {
+
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
+
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static Kept<columns> draw(const Params&, const Tile&, i32, i32, Thread) {
+    return {};
+  }
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
+  template <class Params>
+  FLASHGEN_DEVICE static float factor(const Params&) {
+    return 1.0f;
+  }
+};
+
+struct PhiloxDropout {
+  template <i32 columns>
+  using Kept = KeptPairs<1, columns / 8>;
+
+  // For the warp's rows from `q` on and the keys from `key` on. Numbers do not depend on scores, so they are drawn
+  // while products are under way.
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static Kept<columns> draw(const Params& p, const Tile& tile, i32 q, i32 key, Thread thread) {
+    return {Dropout::of(p, tile.sequence, tile.head), q, key, thread};
+  }
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>& exponentials, const Kept<columns>& kept) {
+    kept.keep(blocks_of(exponentials), 1.0f);
+  }
+  // What O is multiplied by, as only some pairs are kept.
+  template <class Params>
+  FLASHGEN_DEVICE static float factor(const Params& p) {
+    return p.dropout_factor;
+  }
+};
+
+}  // namespace flashgen
