@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import plan_cache, with_cache
+from flashgen.plan.cache import PREFILL, plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
@@ -16,7 +16,7 @@ from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
-from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
+from flashgen.plan.hopper.forward import can_prefill, chosen_schedule_sm90, is_planned, plan_forward_sm90, plan_prefill
 from flashgen.plan.lineage import LINEAGE, chosen_lineage_schedule, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
@@ -86,6 +86,8 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         kernels = (plan_forward(spec, asked, row, access),)
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
+    if can_prefill(spec, asked, row, access):
+        kernels += (plan_prefill(spec, asked, row),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")
         if lineage is not None and lineage.plan_backward is not None:
@@ -130,7 +132,7 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     switches = set(kernel.switches)
     if expressions.score is not None:
         switches.add("score")
-    if expressions.sink is not None and kernel.role in ("forward", "captured_sink"):
+    if expressions.sink is not None and kernel.role in ("forward", PREFILL, "captured_sink"):
         switches.add("sink")
     return replace(
         kernel,

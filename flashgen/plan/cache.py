@@ -6,13 +6,17 @@ from dataclasses import replace
 
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import APPEND, COMBINE
-from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role, SmemMap
 from flashgen.spec import AttentionSpec, full
 
 #: Workspaces with the partial results of the splits.
 PARTIALS = ("o_partial", "lse_partial")
 #: Prefix sums over the sequences: of their queries, and of their keys.
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
+#: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
+PREFILL: Role = "prefill"
+_SPLITS = Param("splits", "int32", "i32", "blocks among which the keys of a tile of queries are split")
+_SEQUENCES = Param("batch", "int32", "i32", "sequences")
 _WARPS = 4
 _APPENDED_ROWS = 8
 _CORNER_NOTE = "the band of terms aligned top-left; band_... is for those aligned bottom-right"
@@ -42,15 +46,15 @@ def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
-    """The forward kernel, which reads keys from the cache and handles one split of them."""
-    if kernel.role != "forward":
+    """A forward kernel that reads keys from the cache; all but ``PREFILL`` handle one split of them."""
+    if kernel.role not in ("forward", PREFILL):
         return kernel
-    spec = kernel.spec
-    partials = [p for p in COMBINE.params if p.name in PARTIALS]
+    spec, splits = kernel.spec, kernel.role == "forward"
+    partials = [p for p in COMBINE.params if p.name in PARTIALS] if splits else []
     own = [
         *_location_params(spec),
         *(replace(p, declared="float*") for p in partials),
-        Param("splits", "int32", "i32", "blocks among which the keys of a tile of queries are split"),
+        *([_SPLITS] if splits else [_SEQUENCES]),
         Param("appended", "int32", "i32", "keys of each sequence after those in cache_seqlens"),
         Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
@@ -63,7 +67,7 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
         kernel,
         params=ParamTable.widest_first((*params, *own)),
         switches=kernel.switches | {"cached"} | ({"paged"} if spec.cache == "paged" else set()),
-        grid_splits=True,
+        grid_splits=splits,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.captured.prefetch import MAX_PREFETCH_BYTES_BACKWARD, prefetched_loads_of
 from flashgen.plan.model.expressions import Expressions, ScoreForm
 from flashgen.plan.model.plans import KernelPlan
@@ -11,7 +12,7 @@ def score_form(kernel: KernelPlan, expressions: Expressions) -> ScoreForm | None
     """The form of the score in this kernel; None without a score."""
     if expressions.score is None:
         return None
-    if (kernel.algorithm, kernel.role) == ("FlashAttention-3", "forward"):
+    if kernel.algorithm == "FlashAttention-3" and kernel.role in ("forward", PREFILL):
         return _of_products(kernel, expressions)
     prefetches = "prefetches_bias" in kernel.switches
     ahead = prefetched_loads_of(expressions, MAX_PREFETCH_BYTES_BACKWARD) if prefetches else ()

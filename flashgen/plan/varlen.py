@@ -37,6 +37,7 @@ def with_varlen(kernel: KernelPlan) -> KernelPlan:
         return kernel
     notes = _CHANGED_NOTES | _ROW_NOTES
     own = [replace(p, note=notes.get(p.name, p.note)) for p in kernel.params.params]
-    missing = [p for p in (*_LENGTHS, *([_SEQUENCES] if kernel.is_persistent else [])) if p.name not in kernel.params.names]
+    more = (*_LENGTHS, _SEQUENCES) if kernel.is_persistent else _LENGTHS
+    missing = [p for p in more if p.name not in kernel.params.names]
     params = ParamTable.widest_first((*own, *missing, *_PARAMS))
     return replace(kernel, params=params, switches=kernel.switches | {"varlen"})

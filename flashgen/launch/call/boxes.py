@@ -63,7 +63,7 @@ def layout(array: ArrayInfo, box: Box, dtype: str) -> tuple[tuple[int, ...], tup
 
 def tensor_map(box: Box, dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
     """The tensor map for this layout."""
-    columns = (box.columns, box.rows, 1, 1)
+    columns = (box.columns, box.rows_within(dims[1]), 1, 1)
     return TensorMap(address, box.element or dtype, dims, strides, columns, swizzle=box.swizzle)
 
 

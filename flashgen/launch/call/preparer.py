@@ -50,9 +50,10 @@ from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.calls import PHASES, runs_at_once
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
-from flashgen.plan.splits import with_splits
+from flashgen.plan.splits import prefers_prefill, with_splits
 from flashgen.spec import AttentionSpec
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
@@ -129,8 +130,12 @@ class Preparer:
         kernels, roles = self._kernels(request, access, device)
         plan = self._variants.plan(access)
         if spec.cache:
-            most = self._target.multiprocessors(device)
-            problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
+            if PREFILL in maps and self._prefers_prefill(request, given, problem):
+                roles = tuple(role for role in roles if role != "forward")
+            else:
+                most = self._target.multiprocessors(device)
+                problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
+                roles = tuple(role for role in roles if role != PREFILL)
         if request.pass_ == "forward" and not _runs_at_once(kernels["forward"], problem):
             roles = PHASES
         values = self._values(request, given, rows, problem, plan)
@@ -148,6 +153,12 @@ class Preparer:
         q, k = (given.of(request.pass_, name) for name in "qk")
         checked = offsets_of(request.side, given.beside, q, k, has_cache=spec.cache is not None)
         return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
+
+    def _prefers_prefill(self, request: Request, given: _Given, problem: Problem) -> bool:
+        k = given.of(request.pass_, "k")
+        page_size = k.shape[1] if self._spec.cache == "paged" else None
+        has_leftpad = any(array.name == "cache_leftpad" for array in given.beside)
+        return prefers_prefill(problem, request.side.num_splits, page_size, has_leftpad)
 
     def _stretches(self, request: Request) -> list[Buffer]:
         """The memory that kernels may read in the arrays of a call."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.hopper.forward_tiles import chosen_row, fault_of, row_of, smem_of
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
@@ -130,6 +133,20 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             if on
         ),
     )
+
+
+def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
+    """Whether calls with a cache and many new queries run by this kernel."""
+    if spec.cache is None or schedule != Schedule():
+        return False
+    return why_not(replace(spec, cache=None), schedule, arch, access_bytes) is None
+
+
+def plan_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> KernelPlan:
+    """The kernel for calls with a cache and many new queries."""
+    kernel = plan_forward_sm90(spec, schedule, arch)
+    boxes = tuple(replace(box, within_pages=spec.cache == "paged" and box.tensor in "kv") for box in kernel.boxes)
+    return replace(kernel, name=kernel_name(spec, PREFILL, arch), role=PREFILL, boxes=boxes)
 
 
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:

@@ -46,7 +46,7 @@ def table_dims(spec: AttentionSpec) -> tuple[int, int]:
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
-    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout):
+    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.cache == "paged"):
         return DOCUMENTS[dims]
     return TABLE[dims]
 
@@ -69,6 +69,9 @@ def row_of(spec: AttentionSpec) -> Row:
         elif narrow:
             tile_kv = 112 if compares_few_keys(spec) else 96
         row = replace(row, registers=registers, tile_kv=tile_kv)
+    elif spec.cache == "paged":
+        # The producer looks pages up, which takes registers.
+        row = replace(row, registers=(56, 224))
     elif narrow and not score_is_light(spec):
         row = replace(row, tile_kv=112)
     if spec.score is not None and spec.score.traced.tensors and not score_is_light(spec):
@@ -168,7 +171,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     word("k_barriers", 16 * row.k_stages)
     word("v_barriers", 16 * row.v_stages)
     word("tile_barriers", 16 * TILE_STAGES)
-    word("tiles", (48 if spec.varlen else 16) * TILE_STAGES, "the next tiles of queries")
+    word("tiles", (48 if spec.has_own_lengths else 16) * TILE_STAGES, "the next tiles of queries")
     word("requests", 8, "the producer asks for another tile")
     if is_block_sparse(spec):
         word("messages", 8 * row.k_stages, "the block of keys in each stage of K")

@@ -18,6 +18,7 @@ _STEMS: dict[Role, str] = {
     "finish": "backward_finish",
     "survey": "survey",
     "append": "append",
+    "prefill": "prefill",
     "combine": "combine",
     "clear_gaps": "clear_gaps",
     "grid_maxima": "grid_maxima",

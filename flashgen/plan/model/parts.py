@@ -103,6 +103,12 @@ class Box:
     swizzle: int = 128
     #: Element type, if not the spec's dtype.
     element: str | None = None
+    #: A box may not cross the boundary of a page, which the tensor's rows are.
+    within_pages: bool = False
+
+    def rows_within(self, page_size: int) -> int:
+        """The rows of a box where pages have so many; page_box_rows in query_tile.cuh computes the same."""
+        return min(page_size & -page_size, self.rows & -self.rows) if self.within_pages else self.rows
 
     @property
     def parameter(self) -> str:

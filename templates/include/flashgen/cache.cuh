@@ -14,6 +14,8 @@ struct CachedSequence {
   i32 first_q;
   i32 len_q, len_kv;
 
+  FLASHGEN_DEVICE i32 result_rows() const { return len_q; }
+
   // What an array says is never taken for more than there is room for.
   template <class Params>
   FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {

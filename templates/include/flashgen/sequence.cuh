@@ -11,6 +11,8 @@ struct PackedSequence {
   i32 rows_q, rows_kv;
   i32 len_q, len_kv;
 
+  FLASHGEN_DEVICE i32 result_rows() const { return rows_q; }
+
   // A sequence ends where the longest one would, at the latest: there is no room for more.
   template <class Params>
   FLASHGEN_DEVICE static PackedSequence of(const Params& p, i32 sequence) {

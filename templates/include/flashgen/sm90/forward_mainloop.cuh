@@ -147,7 +147,9 @@ struct ForwardMainloop {
         }
         number = shuffle(next, 0);
       }
-      announce({.kind = TileKind::end});
+      Tile end = {};
+      end.kind = TileKind::end;
+      announce(end);
       if (thread.lane == 0) tiles.leave();
     }
   };
@@ -168,6 +170,11 @@ struct ForwardMainloop {
     i32 values_block = -1;
     typename TileRing::Where values_at;
 
+    // Whether this lane loads keys and values. If all do, they follow the one that has waited.
+    FLASHGEN_DEVICE bool may_load() const {
+      if constexpr (Tile::warp_loads) warp_sync();
+      return Tile::warp_loads || elected;
+    }
     FLASHGEN_DEVICE void load_queries(const Tile& tile) {
       if (elected) {
         shared.q_ring().wait_empty(q_at);
@@ -181,8 +188,8 @@ struct ForwardMainloop {
         shared.k_ring().wait_empty(k_at);
         if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
       }
+      if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
       k_at.advance();
     }
     // Values are loaded after the keys of the next step, because consumers need them later.
@@ -191,8 +198,9 @@ struct ForwardMainloop {
       if (elected) {
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-        shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), values_block * cfg.tile_kv);
       }
+      const i32 first_key = values_block * cfg.tile_kv;
+      if (may_load()) shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
       v_at.advance();
       if (values_at.count != tile_at.count) shared.tile_ring().release(values_at, thread);
       values_block = -1;

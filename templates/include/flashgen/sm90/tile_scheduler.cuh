@@ -47,35 +47,23 @@ struct TileCounter {
   }
 };
 
-template <ForwardSm90Config cfg, class Params, class Tile>
-struct TileScheduler;
-
-template <ForwardSm90Config cfg, class Params>
-struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
-  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
-    const Params& p = this->p;
-    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
-    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
-    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
-  }
-};
-
-// The tiles of one packed sequence after another. Only the device knows the lengths, so blocks count tiles as they go:
+// Where sequences have their own lengths: the tiles of one sequence after another. Only the device knows the lengths, so blocks count tiles as they go:
 // each lane of the producer those of one sequence, 32 sequences at a time.
-template <ForwardSm90Config cfg, class Params>
-struct TileScheduler<cfg, Params, PackedTile> : TileCounter<Params> {
+template <ForwardSm90Config cfg, class Params, class Tile>
+struct TileScheduler : TileCounter<Params> {
+  using Rows = typename Tile::Rows;
+
   // The first of the 32 sequences, and how many tiles there are before it.
   i32 first_sequence = 0;
   i32 tiles_before = 0;
 
-  FLASHGEN_DEVICE PackedTile tile(i32 number, Thread thread) {
+  FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
     // A repeated tile may lie before the current sequences.
     if (number < tiles_before) first_sequence = tiles_before = 0;
     for (; first_sequence < p.batch; first_sequence += kWarpSize) {
       const i32 own = first_sequence + thread.lane;
-      const i32 tiles_of_head = own < p.batch ? ceil_div(PackedSequence::of(p, own).rows_q, cfg.tile_q) : 0;
+      const i32 tiles_of_head = own < p.batch ? ceil_div(Rows::of(p, own).result_rows(), cfg.tile_q) : 0;
       i32 end = tiles_of_head * p.heads_q;
 #pragma unroll
       for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
@@ -88,11 +76,23 @@ struct TileScheduler<cfg, Params, PackedTile> : TileCounter<Params> {
         const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles * p.heads_q;
         const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles);
         const i32 sequence = first_sequence + lane;
-        return {place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, PackedSequence::of(p, sequence)};
+        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
       }
       tiles_before += shuffle(end, kWarpSize - 1);
     }
-    return {0, 0, 0, TileKind::end, {}};
+    return {{0, 0, 0, TileKind::end, {}}};
+  }
+};
+
+// All sequences have the same length.
+template <ForwardSm90Config cfg, class Params>
+struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
+    const Params& p = this->p;
+    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
+    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
+    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
   }
 };
 
