@@ -46,7 +46,7 @@ def table_dims(spec: AttentionSpec) -> tuple[int, int]:
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
-    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.cache == "paged"):
+    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.cache):
         return DOCUMENTS[dims]
     return TABLE[dims]
 
@@ -69,8 +69,8 @@ def row_of(spec: AttentionSpec) -> Row:
         elif narrow:
             tile_kv = 112 if compares_few_keys(spec) else 96
         row = replace(row, registers=registers, tile_kv=tile_kv)
-    elif spec.cache == "paged":
-        # The producer looks pages up, which takes registers.
+    elif spec.cache:
+        # The first warpgroup counts tiles and looks pages up, which takes registers.
         row = replace(row, registers=(56, 224))
     elif narrow and not score_is_light(spec):
         row = replace(row, tile_kv=112)

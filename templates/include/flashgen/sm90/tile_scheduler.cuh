@@ -47,24 +47,33 @@ struct TileCounter {
   }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another. Only the device knows the lengths, so blocks count tiles as they go:
-// each lane of the producer those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles before
+// those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each lane of the
+// scheduler those of one sequence, 32 sequences at a time.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct TileScheduler : TileCounter<Params> {
   using Rows = typename Tile::Rows;
 
-  // The first of the 32 sequences, and how many tiles there are before it.
-  i32 first_sequence = 0;
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before them.
+  i32 group = 0;
   i32 tiles_before = 0;
 
+  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
+    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+  }
+
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
+    const i32 groups = ceil_div(p.batch, kWarpSize);
     // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) first_sequence = tiles_before = 0;
-    for (; first_sequence < p.batch; first_sequence += kWarpSize) {
-      const i32 own = first_sequence + thread.lane;
-      const i32 tiles_of_head = own < p.batch ? ceil_div(Rows::of(p, own).result_rows(), cfg.tile_q) : 0;
-      i32 end = tiles_of_head * p.heads_q;
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; p.q_tiles >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize, own = first + thread.lane;
+      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * p.heads_q;
 #pragma unroll
       for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
         const i32 other = shuffle(end, (thread.lane - distance) & 31);
@@ -72,10 +81,9 @@ struct TileScheduler : TileCounter<Params> {
       }
       const u32 later = warp_ballot(number < tiles_before + end);
       if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles = shuffle(tiles_of_head, lane);
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles);
-        const i32 sequence = first_sequence + lane;
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
+        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
+        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
         return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
       }
       tiles_before += shuffle(end, kWarpSize - 1);
