@@ -60,18 +60,37 @@ def fa3(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
         return out[0] if isinstance(out, tuple) else out
     if problem.direction == "backward":
         raise CannotError("this build has no backward pass")
-    starts = [
+    starts_q, starts_k = (
         torch.arange(0, (x.shape[0] + 1) * x.shape[1], x.shape[1], device=x.device, dtype=torch.int32) for x in (q, k)
-    ]
+    )
     rows = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
     lengths = (problem.queries, problem.keys)
-    # Nothing new for a cache, lengths as they are; neither pages nor rotary embeddings nor scales of 8-bit numbers.
-    nothing: tuple[None, ...] = (None,) * 9
-    out = _vllm()(
-        *rows, None, None, None, None, *starts, None, None, None, *lengths, *nothing,
-        problem.head_dim**-0.5, problem.causal, left, right, cap, True, None, 1, None, 0, None, 1, 0, None,
-    )[0]  # fmt: skip
+    window = (left, right)
+    out = vllm_fa3(*rows, starts_q, starts_k, longest=lengths, causal=problem.causal, window=window, softcap=cap)
     return out.view(q.shape)
+
+
+def vllm_fa3(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor | None = None,
+    *,
+    longest: tuple[int, int],
+    causal: bool,
+    lengths_k: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """The forward pass of vLLM's build, of packed queries; keys are packed, too, or lie in the pages of a table."""
+    # Nothing new for a cache; neither rows of it, nor left padding, rotary embeddings and scales of 8-bit numbers.
+    nothing: tuple[None, ...] = (None,) * 8
+    return _vllm()(
+        q, k, v, None, None, None, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
+        q.shape[-1] ** -0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
+    )[0]  # fmt: skip
 
 
 def fa4(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
