@@ -40,7 +40,7 @@
     ``in_products(score)``: a score that adds to its logit, counted in logits not yet multiplied by the scale.
     ``of_product(score)``: a score of such, counted in logits.
 ``caps``
-    ``cap_of(score)``: the factors of a score that is a hyperbolic tangent.
+    ``is_softcap(score)``: whether it is the tangent of its logit, up to factors that are the same for all pairs.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
@@ -50,7 +50,7 @@ from __future__ import annotations
 from flashgen.expr.analysis.float_starts import with_starts
 from flashgen.expr.analysis.hoisting import Split, split
 from flashgen.expr.analysis.key_orders import orders
-from flashgen.expr.analysis.softcaps import cap_of
+from flashgen.expr.analysis.softcaps import is_softcap
 from flashgen.expr.analysis.tile_constants import with_constants
 from flashgen.expr.analysis.unscaled_logits import in_products, of_product
 from flashgen.expr.readings.cuda import CudaText, print_cuda, range_name, search_name
@@ -98,7 +98,6 @@ __all__ = [
     "TileRule",
     "TileVar",
     "Traced",
-    "cap_of",
     "captured_gradients",
     "cos",
     "derivative",
@@ -108,6 +107,7 @@ __all__ = [
     "exp",
     "in_products",
     "is_masked",
+    "is_softcap",
     "is_tensor",
     "k_len",
     "log",

@@ -24,11 +24,10 @@ def _of_products(kernel: KernelPlan, expressions: Expressions) -> ScoreForm:
 
     Other kernels have no registers for constants, nor for two ways to compute a score.
     """
-    from flashgen.expr import cap_of, in_products, of_product
+    from flashgen.expr import in_products, of_product
 
     score = expressions.score
     assert score is not None, "only a score has a form"
     value = in_products(score) if "in_products" in kernel.switches else of_product(score)
     assert value is not None, "the switch says that the score adds to products"
-    cap = cap_of(score) if "capped" in kernel.switches else None
-    return ScoreForm(value, None, cap, prefetched_loads_of(expressions), has_spare_registers=True)
+    return ScoreForm(value, None, prefetched_loads_of(expressions), has_spare_registers=True)

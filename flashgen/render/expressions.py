@@ -176,8 +176,6 @@ def _score(form: ScoreForm, ahead: Mapping[Load, Ahead], names: dict[str, str]) 
     near = names | _NEAR_FIRST
     bodies = {"first": body_of(starts, names)}
     value = substitute(roots["value"], given)
-    if form.cap is not None:
-        bodies["cap"] = body_of({"amplitude": form.cap.amplitude, "slope": form.cap.slope}, names)
     found = arguments_near_zero(value) if form.has_spare_registers else ()
     arguments = {str(number): x for number, x in enumerate(found)}
     bodies["score"] = body_of({"value": value}, near | (_NEAR_ZERO if arguments else {}))

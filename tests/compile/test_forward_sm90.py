@@ -18,11 +18,13 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.hopper.forward_table import TABLE
 from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import code, compiled, each_kernel, has_own_memory, is_product, machine_code
 
 Build = tuple[tuple[int, int], str, str]
+#: Head dims that the schedule table has rows for.
+HEAD_DIMS = list(TABLE)
 CAPS = np.zeros(1, np.float32)
 CASES = {
     "full": fg.AttentionSpec(64),

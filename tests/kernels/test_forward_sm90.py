@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.hopper.forward_table import TABLE
 from flashgen.verify import Case, CaseResult, Expectation, Mode, Tally, expect, run_case
 from flashgen.verify.trial import ORDERS
 from tests.drawn import LEVEL, diagonal, some
 
 Array = np.ndarray[Any, Any]
 
+#: Head dims that the schedule table has rows for.
+HEAD_DIMS = list(TABLE)
 #: Cases of each spec.
 CASES = {"sample": 1, "ci": 12, "nightly": 400}[LEVEL]
 #: Four tiles of keys of most plans.

@@ -11,11 +11,10 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.plan.hopper.units import HEAD_DIMS
 from flashgen.verify import Case, Mode
 from tests.drawn import diagonal, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built
-from tests.kernels.test_forward_sm90 import IDS, NAME, forward_spec, launches
+from tests.kernels.test_forward_sm90 import HEAD_DIMS, IDS, NAME, forward_spec, launches
 
 NAMES = ("causal", "window", "documents")
 

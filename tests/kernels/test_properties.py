@@ -23,12 +23,14 @@ from flashgen.cli.commands.checking import Subject, Wish, systematic_failure
 from flashgen.cli.output.check_report import describe_failure
 from flashgen.emulator import load
 from flashgen.plan import plan
-from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.hopper.forward_table import TABLE
 from flashgen.plan.model.plans import AttentionPlan
 from flashgen.render import render
 from flashgen.verify import Mode, Tally, Tiles, Trial, draw, modes
 from tests.drawn import LEVEL, some
 
+#: Head dims that the schedule table has rows for.
+HEAD_DIMS = list(TABLE)
 #: Builds of each group, and cases of each build.
 LEVELS = {"sample": (1, 10), "ci": (4, 24), "nightly": (84, 100)}
 GROUPS = (

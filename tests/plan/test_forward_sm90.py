@@ -12,10 +12,12 @@ import pytest
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import plan
-from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.hopper.forward_table import TABLE
 from flashgen.plan.model.plans import KernelPlan, Problem
 
 ARCH = get_arch("sm_90a")
+#: Head dims that the schedule table has rows for.
+HEAD_DIMS = list(TABLE)
 IDS = np.zeros((2, 300), np.int32)
 MASKS = {
     "full": fg.full(),

@@ -11,8 +11,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.hopper.units import HEAD_DIMS, registers_at_launch
-from tests.plan.test_forward_sm90 import ARCH, MASKS, forward
+from flashgen.plan.hopper.units import registers_at_launch
+from tests.plan.test_forward_sm90 import ARCH, HEAD_DIMS, MASKS, forward
 
 #: Bytes after which the pattern repeats in which TMA writes rows.
 SWIZZLE = 1024

@@ -183,8 +183,3 @@ def _checks_bytes(row: Row) -> int:
     """sizeof(TileChecks)."""
     tiles = TILE_STAGES
     return -(-(8 + tiles * (4 + 4 * row.consumers + 4) + 8) // 8) * 8
-
-
-def has_mask(spec: AttentionSpec) -> bool:
-    """Whether a mask can cut tiles."""
-    return not spec.mask.is_full

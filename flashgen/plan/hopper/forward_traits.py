@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from flashgen.plan.captured.load_dependence import over_of
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 _MAX_KEY_COMPARISONS = 2
 #: Operations that a division of a value that differs from pair to pair counts for.
 _DIVISION_COST = 4
-#: Limits of the formulas in cap_shares.cuh. Between the first two the short tanh formula is accurate for every logit.
-#: Up to the third the exact tanh formula is accurate whatever the row sum.
-_MIN_FINE_CAP, _FINE_CAP, _MODEST_CAP = 0.01, 50.0, 100.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:
@@ -42,37 +38,9 @@ def is_capped(spec: AttentionSpec) -> bool:
     """Whether the score is a softcap and nothing else."""
     if spec.score is None or not spec.score.changes_logits:
         return False
-    from flashgen.expr import cap_of
+    from flashgen.expr import is_softcap
 
-    return cap_of(spec.score.traced.root) is not None
-
-
-def has_fine_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known and in the range where the short tanh formula is accurate for every logit."""
-    return _MIN_FINE_CAP <= _known_cap(spec) <= _FINE_CAP
-
-
-def has_modest_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known and low enough for the exact tanh formula in every row, but not for the short one."""
-    return _known_cap(spec) <= _MODEST_CAP and not has_fine_cap(spec)
-
-
-def has_any_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known only at the call."""
-    return math.isinf(_known_cap(spec))
-
-
-def _known_cap(spec: AttentionSpec) -> float:
-    """The cap; infinity if it is known only at the call."""
-    from flashgen.expr import Const, Scalar, cap_of, evaluate, postorder
-
-    assert spec.score is not None, "only a score caps"
-    cap = cap_of(spec.score.traced.root)
-    assert cap is not None, "asked of scores that cap"
-    leaves = [node for node in postorder(cap.amplitude) if not node.children]
-    if not all(isinstance(leaf, Const) or (isinstance(leaf, Scalar) and leaf.name in spec.scalars) for leaf in leaves):
-        return math.inf
-    return abs(float(evaluate(cap.amplitude, spec.scalars)))
+    return is_softcap(spec.score.traced.root)
 
 
 def score_is_light(spec: AttentionSpec) -> bool:

@@ -24,8 +24,6 @@ TILE_STAGES = 4
 #: Registers of a multiprocessor.
 _REGISTERS = 65536
 
-HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
-
 
 def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why neither pass can use the kernels for Hopper, as a clause; None if they can."""

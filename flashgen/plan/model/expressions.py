@@ -9,7 +9,6 @@ from flashgen.common import identifiers
 
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node, TileRule
-    from flashgen.expr.analysis.softcaps import Cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,6 @@ class ScoreForm:
     value: Node
     #: The derivative of the score with respect to its logit; None in kernels that do not need it.
     slope: Node | None
-    #: The factors of a softcap, in kernels that have a shorter way to compute one.
-    cap: Cap | None = None
     #: The loads that are issued before the products of their pairs are known.
     ahead: tuple[Load, ...] = ()
     #: Whether there are registers for the constants of a tile, and for a second way to compute functions near zero.
@@ -113,7 +110,7 @@ class ScoreForm:
         from flashgen.expr import text
 
         ahead = tuple(text(load) for load in self.ahead)
-        return self.slope is not None, self.cap is not None, ahead, self.has_spare_registers
+        return self.slope is not None, ahead, self.has_spare_registers
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

@@ -94,9 +94,9 @@ FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("sc
 
 
 def _sm90(*scales: str) -> ParamTable:
-    """The forward kernel for Hopper. v and o are also pointers, for accesses without TMA."""
+    """The forward kernel for Hopper. o is also a pointer, for accesses without TMA."""
     return _table(
-        ("v",),
+        (),
         ("o",),
         row_writes=("lse",),
         sizes=(*_SIZES, "q_tiles", "tiles"),

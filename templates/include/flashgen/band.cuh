@@ -198,12 +198,9 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
 }
 
 // Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
-// computed first, and are worth keeping for the next use.
+// computed first.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::has_rest && !kIsDirect<Mask>;
-
 // As mask_pairs(), for a mask that is not a band.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,

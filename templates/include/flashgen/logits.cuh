@@ -7,9 +7,6 @@
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 #pragma once
 #include "flashgen/element.cuh"
 
@@ -32,10 +29,6 @@ struct ScaledProducts {
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
-
-  static constexpr i32 sums = 2;
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  static constexpr bool replaced = false;
 };
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
@@ -56,10 +49,6 @@ struct ScoredLogits {
   FLASHGEN_DEVICE static float distance(float x) { return x * kLn2; }
   FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit; }
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) { return reference_max + x * kLn2; }
-
-  static constexpr i32 sums = 2;
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  static constexpr bool replaced = false;
 };
 
 // The same for scores counted in products, which a scale turns into logits.
@@ -78,10 +67,6 @@ struct ScoredProducts {
   FLASHGEN_DEVICE float natural_log(float reference_max, float x) const {
     return reference_max * scale + x * kLn2;
   }
-
-  static constexpr i32 sums = 2;
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  static constexpr bool replaced = false;
 };
 
 // -L of a row in powers of two: P = exp(score - L) takes one instruction before the exponential. A row that

@@ -80,11 +80,6 @@ struct PanelTile {
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-  // A lane's address for ldmatrix.trans of 16 rows, the columns of a right operand.
-  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
-    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
-    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
-  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -136,16 +131,6 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 // An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
-
-// Copies the next product's operands into the registers of a product that has completed. Without the XOR
-// ptxas would merge the registers and overwrite operands that wgmma still reads. ptxas cannot know that the
-// sign bit of `not_negative` is 0.
-template <i32 count>
-FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
-  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
-#pragma unroll
-  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
-}
 
 // Issues sums += A B^T, for 64 rows of A.
 template <class A, class B>

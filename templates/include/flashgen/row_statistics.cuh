@@ -30,36 +30,4 @@ struct RowStatistics {
   }
 };
 
-// Statistics of rows that are done with, while their last values are still on the way.
-template <bool in_one_register>
-struct FinishedRows {
-  RowStatistics statistics;
-
-  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
-  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
-    RowStatistics finished = statistics;
-    finished.finish();
-    return finished;
-  }
-};
-
-// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
-template <>
-struct FinishedRows<true> {
-  float kept;
-
-  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
-    rows.finish();
-    const bool is_odd = (thread.lane & 1) != 0;
-    const float reference_max = is_odd ? rows.reference_max[1] : rows.reference_max[0],
-                sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? reference_max : sum};
-  }
-  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
-    const i32 first = thread.lane & ~3;
-    return {{shuffle(kept, first), shuffle(kept, first + 1)},
-            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
-  }
-};
-
 }  // namespace flashgen

@@ -49,28 +49,15 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
-// at the same time.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
-  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
-  const i32 of_last = number - before * tiles_of_head;
-  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
-  return {of_last / in_last, before + of_last % in_last};
-}
-
-// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
-// causal mask makes the last ones the longest.
-template <i32 tile_q, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
-  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
-  const i32 sequence = place.head / p.heads_q;
-  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
-}
+// The tile of queries with that number. If `longest_first`, those of a head go from the last to the first, as
+// a causal mask makes the last ones the longest.
 template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
 FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
   if (number >= p.tiles) return {};
-  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
+  const i32 sequence = place.head / p.heads_q;
+  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
 }
 
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
@@ -98,13 +85,6 @@ FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
-}
-
-// Warns all blocks of non-finite values: the numbers that they draw from then on have this bit set.
-constexpr i32 kWarning = -0x7fffffff - 1;
-template <class Params>
-FLASHGEN_DEVICE void warn_all(const Params& p) {
-  atomic_or(p.counter, static_cast<u32>(kWarning));
 }
 
 // Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
