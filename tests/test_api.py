@@ -261,7 +261,7 @@ def test_tensor_maps_and_counters_of_saved_kernels_can_be_made_by_hand(tmp_path:
         assert described["box"] == [box.columns, box.rows, 1, 1]
         assert params[described["param"]]["kind"] == "map"
         assert params[described["param"]]["offset"] % 64 == 0
-    assert params["v"]["offset"] == 4 * 128
+    assert params["o"]["offset"] == 4 * 128
     assert entry["params_bytes"] % 64 == 0
 
 

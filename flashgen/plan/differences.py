@@ -18,6 +18,7 @@ _SIZES = {
     "tile_q": "q",
     "tile_kv": "kv",
     "stages": "stages",
+    "v_stages": "stages",
     "warps": "warps",
     "consumers": "consumers",
     "producer_registers": "producer",

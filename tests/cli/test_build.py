@@ -214,9 +214,9 @@ def test_the_reason_is_given_where_hopper_runs_the_older_algorithm(flashgen: Any
 
 
 def test_an_algorithm_that_cannot_be_is_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
-    result = flashgen("build", "--head-dim", "80", "--arch", "sm_90a", "--algorithm", "fa3", "--no-verify")
+    result = flashgen("build", "--head-dim", "84", "--arch", "sm_90a", "--algorithm", "fa3", "--no-verify")
     assert (result.code, result.out) == (2, "")
-    assert "--algorithm fa3 cannot be planned for head_dim 80" in result.err
+    assert "--algorithm fa3 cannot be planned for head_dim 84" in result.err
 
 
 def test_forward_only_leaves_the_backward_kernels_out(flashgen: Any, machine: list[Any]) -> None:

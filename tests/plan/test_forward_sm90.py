@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,61 +39,30 @@ def forward(
 # ---- what depends on the spec
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_values_are_scrubbed_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
-    kernel = forward(mask=MASKS[mask])
-    names = {region.name for region in kernel.smem.regions}
-    assert ("has_mask" in kernel.switches) == (mask != "full")
-    assert ("recomputes" in names) == (mask != "full")
+@pytest.mark.parametrize("fields", [{}, {"varlen": True}, {"dropout": True}, {"varlen": True, "dropout": True}])
+@pytest.mark.parametrize("dims", [*HEAD_DIMS, (8, 8), (40, 40), (72, 80), (80, 80), (112, 112), (200, 200), (128, 64)])
+def test_it_is_planned_for_every_head_dim_packed_or_not_with_dropout_or_without(
+    dims: tuple[int, int], fields: dict[str, bool]
+) -> None:
+    for mask in MASKS.values():
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=mask, **fields)
+        assert kernel.algorithm == "FlashAttention-3"
+        assert kernel.smem.bytes <= ARCH.max_smem_per_block
+        # TMA fills the columns up to a product's step of 16 with zeros. Only those of the tensor are stored.
+        columns = [int(kernel.constant(name)) for name in ("head_dim", "head_dim_v")]
+        assert all(0 <= padded - dim < 16 and padded % 16 == 0 for padded, dim in zip(columns, dims, strict=True))
+        assert kernel.constant("stored_columns") == dims[1]
 
 
 def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
     holes = {name for name, mask in MASKS.items() if "block_sparse" in forward(mask=mask).switches}
     assert holes == {"documents", "global"}
     for name, mask in MASKS.items():
-        assert any(region.name.startswith("sparse_") for region in forward(mask=mask).smem.regions) == (name in holes)
+        assert any(region.name == "messages" for region in forward(mask=mask).smem.regions) == (name in holes)
 
 
 def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
     assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("longest_first")} == {*MASKS} - {"full"}
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_first_tiles_are_scrubbed_where_recomputing_them_is_expensive(dims: tuple[int, int]) -> None:
-    """With wide values, with block-sparse masks, and from 96 columns on with windows; not without a mask."""
-
-    def scrubs(mask: str) -> bool:
-        return "scrubs_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask]).switches
-
-    assert [scrubs(mask) for mask in ("full", "causal", "window", "documents")] == [
-        False,
-        dims[1] > 128,
-        dims[1] > 64,
-        True,
-    ]
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_there_is_room_for_a_bit_for_each_value_that_a_mask_cuts(dims: tuple[int, int]) -> None:
-    """However many keys a tile has: those of a wide head under a cap leave the least."""
-    for mask in (MASKS["causal"], MASKS["documents"]):
-        for score in (None, fg.softcap(30.0)):
-            kernel = forward(dims[0], head_dim_v=dims[1], mask=mask, score=score)
-            bits = int(kernel.constant("tile_kv")) * dims[1]
-            assert kernel.smem["scrubber"].bytes * 8 > int(kernel.constant("non_finite_records")) * bits
-            assert kernel.smem["scrubber"].offset % 16 == 0
-            assert kernel.smem.bytes <= ARCH.max_smem_per_block
-    assert "scrubber" not in {region.name for region in forward(dims[0], head_dim_v=dims[1]).smem.regions}
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_what_is_bad_is_noted_for_each_slot_where_there_is_room_for_it(dims: tuple[int, int]) -> None:
-    """Slots for keys and queries, and results on their way out, go before it."""
-    kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS["causal"])
-    non_finite_records, stages = int(kernel.constant("non_finite_records")), int(kernel.constant("stages"))
-    notes = -(-dims[1] // 8 * 4 // 16) * 16 * 32
-    assert non_finite_records == (stages if dims[0] in (64, 192) else 1)
-    assert non_finite_records == stages or kernel.smem.bytes + notes > ARCH.max_smem_per_block
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
@@ -104,24 +73,12 @@ def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, i
     assert full.constant("section_heads") == 1
 
 
-def test_the_next_tile_is_drawn_late_where_it_is_known_how_many_keys_are_left() -> None:
-    late = {name for name, mask in MASKS.items() if forward(mask=mask).constant("draws_late")}
-    assert late == {"full", "causal", "window"}
-    # With holes it is known which ones are the last: that is enough where queries have no room before these are there.
-    assert forward(256, mask=MASKS["documents"]).constant("draws_late")
-    # Beside three consumers a producer has no registers for it where a band has two sides.
-    assert not forward(64, mask=MASKS["window"]).constant("draws_late")
-    wide = forward(256)
-    assert (wide.constant("draws_late"), wide.constant("prefetches_next_k")) == (False, False)
-    assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("prefetches_next_k")} == {2}
-
-
 def test_tensor_maps_describe_the_tiles_of_the_plan() -> None:
     kernel = forward(192, head_dim_v=128)
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
     keys = kernel.constant("tile_kv")
     assert boxes == {
-        "q": (kernel.constant("q_rows"), 64, 128),
+        "q": (kernel.constant("tile_q"), 64, 128),
         "k": (keys, 64, 128),
         "v": (keys, 64, 128),
         "o": (16, 64, 128),
@@ -144,102 +101,34 @@ def test_it_alone_may_start_before_the_grid_before_it_ends() -> None:
         for mask, score, ordered in product((fg.causal(), MASKS["documents"]), scores, (False, True)):
             made += plan(fg.AttentionSpec(128, mask=mask, score=score, deterministic=ordered), None, arch).kernels
         made += plan(fg.AttentionSpec(128, cache="paged", direction="forward"), None, arch).kernels
-    assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == {"forward_sm90.cu.j2"}
-    assert all(kernel.overlaps_predecessor for kernel in made if kernel.template == "forward_sm90.cu.j2")
+    assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == {"hopper/forward.cu.j2"}
+    assert all(kernel.overlaps_predecessor for kernel in made if kernel.template == "hopper/forward.cu.j2")
     assert len({kernel.template for kernel in made}) > 12
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_values_come_before_the_next_exponentials_where_two_other_warpgroups_have_products(
-    dims: tuple[int, int],
-) -> None:
+def test_exponentials_overlap_own_products_where_no_two_other_warpgroups_have_products(dims: tuple[int, int]) -> None:
     for mask in MASKS.values():
         kernel = forward(dims[0], head_dim_v=dims[1], mask=mask)
-        assert ("values_first" in kernel.switches) == (kernel.constant("consumers") == 3)
+        assert kernel.constant("overlaps_own_products") == (kernel.constant("consumers") == 2)
 
 
 def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
     reference, running = forward(), forward(schedule=fg.Schedule(softmax="running-max"))
-    assert (reference.constant("running_maximum"), running.constant("running_maximum")) == (False, True)
+    assert (reference.constant("anchored"), running.constant("anchored")) == (True, False)
     assert running.name == reference.name.replace("_sm90a", "_runningmax_sm90a")
-    # Exponentials take the place of scores, which nothing looks at a second time.
-    assert (reference.constant("keeps_scores"), running.constant("keeps_scores")) == (True, False)
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
-    plain, softcap = (forward(dims[0], head_dim_v=dims[1], score=score) for score in (None, fg.softcap(30.0)))
-    assert "capped" in softcap.switches
-    assert softcap.constant("bounds_growth")
-    assert "recompute_scores" not in softcap.switches
-    # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
-    assert ("keeps_scores" in softcap.switches) == (
-        plain.switches & {"keeps_scores", "values_first"} == {"keeps_scores"}
-    )
-    for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
-        assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
-    running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))
-    assert not running.switches & {"recompute_scores", "keeps_scores"}
-    assert not running.constant("bounds_growth")
-
-
-HEAD_CAPS = np.array([30.0, 5.0], np.float32)
-
-
-FINE, MODEST, HIGH, ANY = {"fine_cap"}, {"modest_cap"}, set[str](), {"any_cap"}
-
-
-@pytest.mark.parametrize(
-    ("score", "kind"),
-    [
-        (fg.softcap(30.0), FINE),
-        (fg.softcap(50.0), FINE),
-        (fg.softcap(0.01), FINE),
-        (fg.softcap(0.0099), MODEST),
-        (fg.softcap(50.5), MODEST),
-        (fg.softcap(100.0), MODEST),
-        (fg.softcap(100.5), HIGH),
-        (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.1), FINE),
-        (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.09), MODEST),
-        # What comes with a call is not known.
-        (fg.Score.of(lambda s, b, h, q, k: HEAD_CAPS[h] * fg.tanh(s)), ANY),
-        (fg.Score.of(lambda s, b, h, q, k: fg.k_len * fg.tanh(s)), ANY),
-    ],
-)
-def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.Score, kind: set[str]) -> None:
-    kernel = forward(64, score=score)
-    assert "capped" in kernel.switches
-    assert kernel.switches & (FINE | MODEST | ANY) == kind
-    assert ("modestcap" in kernel.name, "anycap" in kernel.name) == (kind == MODEST, kind in (HIGH, ANY))
-    # Under others a consumer's warps vote in each step, where there are three consumers.
-    votes = ["go_together" in forward(dim, score=score).switches for dim in (64, 128)]
-    assert votes == [kind != FINE, False]
-    # And results have one text in steps with the most ways.
-    once = ["writes_once" in forward(dim, mask=MASKS["causal"], score=score).switches for dim in (64, 128)]
-    assert once == [kind in (HIGH, ANY), False]
-    assert forward(192, score=score).constant("tile_kv") == (112 if kind == FINE else 96)
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_rows_under_a_high_cap_use_the_running_max_unless_asked_for_the_reference_max(dims: tuple[int, int]) -> None:
-    def kernel(cap: float, softmax: Literal["reference-max", "running-max"] | None = None) -> KernelPlan:
-        schedule = fg.Schedule(softmax=softmax)
-        return forward(dims[0], head_dim_v=dims[1], score=fg.softcap(cap), schedule=schedule)
-
-    low, high, reference, running = (
-        kernel(50.0),
-        kernel(51.0),
-        kernel(51.0, "reference-max"),
-        kernel(51.0, "running-max"),
-    )
-    assert [k.constant("running_maximum") for k in (low, high, reference, running)] == [False, True, False, True]
-    assert high.switches == running.switches == reference.switches
-    assert [kernel.constant("bounds_growth") for kernel in (high, running, reference)] == [False, False, True]
-    assert [any("use the running maximum" in reason for reason in k.reasons) for k in (low, high, reference)] == [
-        False,
-        True,
-        False,
-    ]
+@pytest.mark.parametrize("fields", [{}, {"varlen": True}])
+def test_there_is_room_to_announce_and_check_tiles(dims: tuple[int, int], fields: dict[str, bool]) -> None:
+    """Each warp of the consumers checks each of four tiles: struct TileChecks."""
+    kernel = forward(dims[0], head_dim_v=dims[1], **fields)
+    warps = 4 * int(kernel.constant("consumers"))
+    # A barrier, the tiles' numbers, each warp's checks, the list of tiles to repeat, and two counts.
+    assert kernel.smem["checks"].bytes == -(-(8 + 4 * 4 + 4 * warps + 4 * 4 + 2 * 4) // 8) * 8
+    assert kernel.smem["tiles"].bytes == 4 * (48 if fields else 16)
+    assert kernel.smem["tiles"].offset % 16 == 0
 
 
 # ---- what is asked for
@@ -251,32 +140,17 @@ def test_a_complete_schedule_is_what_the_kernel_gets() -> None:
     made = plan(fg.AttentionSpec(64, direction="forward"), asked, ARCH)
     assert made.schedule == asked
     kernel = made.kernel("forward")
-    names = ("tile_q", "tile_kv", "stages", "consumers", "producer_registers", "consumer_registers")
+    names = ("tile_q", "tile_kv", "v_stages", "consumers", "producer_registers", "consumer_registers")
     assert [kernel.constant(name) for name in names] == [128, 96, 2, 2, 56, 224]
     assert kernel.threads == 384
 
 
-def test_queries_come_by_consumer_at_256_columns_where_no_mask_cuts_tiles() -> None:
-    found = {
-        (dims, name): tuple(kernel.constant(c) for c in ("q_rows", "q_slots", "ends_alone"))
+def test_two_tiles_of_queries_are_under_way_up_to_128_columns() -> None:
+    stages = {
+        (dims, name): forward(dims[0], head_dim_v=dims[1], mask=MASKS[name]).constant("q_stages")
         for dims, name in product(HEAD_DIMS, MASKS)
-        for kernel in [forward(dims[0], head_dim_v=dims[1], mask=MASKS[name])]
     }
-    assert found.pop(((256, 256), "full")) == (64, 2, True)
-    assert set(found.values()) == {(192, 2, False), (128, 2, False), (128, 1, False)}
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_keys_have_a_slot_more_than_values_at_256_columns_where_there_is_room_for_it(dims: tuple[int, int]) -> None:
-    for mask in MASKS.values():
-        kernel = forward(dims[0], head_dim_v=dims[1], mask=mask)
-        assert int(kernel.constant("k_slots")) - int(kernel.constant("stages")) == (dims == (256, 256))
-
-
-def test_wider_tiles_of_keys_take_the_room_of_the_slot_that_is_only_good_to_have() -> None:
-    wider = forward(256, fg.Schedule(tile_kv=80))
-    assert [wider.constant(name) for name in ("tile_kv", "k_slots", "stages")] == [80, 2, 2]
-    assert wider.smem.bytes <= ARCH.max_smem_per_block
+    assert all(count == (2 if dims[0] <= 128 else 1) for (dims, _), count in stages.items())
 
 
 @pytest.mark.parametrize(("tile_q", "consumers"), [(128, 2), (192, 3)])
@@ -291,10 +165,16 @@ def test_a_tile_of_queries_says_how_many_warpgroups_compute_and_the_other_way_ro
 
 def test_a_deeper_ring_takes_the_room_of_what_is_only_good_to_have() -> None:
     usual, deep = forward(), forward(schedule=fg.Schedule(stages=3))
-    assert (usual.constant("q_slots"), "o_tile" in usual.switches) == (2, True)
-    assert (deep.constant("q_slots"), "o_tile" in deep.switches) == (1, False)
-    assert deep.constant("stages") == 3
+    assert (usual.constant("q_stages"), usual.constant("stores_by_tma")) == (2, True)
+    assert (deep.constant("q_stages"), deep.constant("stores_by_tma")) == (1, False)
+    assert (deep.constant("k_stages"), deep.constant("v_stages")) == (3, 3)
     assert deep.smem.bytes <= ARCH.max_smem_per_block
+
+
+def test_kernels_with_other_stages_have_other_names_and_say_how_many() -> None:
+    kernels = [forward(64, fg.Schedule(stages=stages)) for stages in (2, 3, 4)]
+    assert len({kernel.name for kernel in kernels}) == 3
+    assert [kernel.stages for kernel in kernels] == [2, 3, 4]
 
 
 SPECIALIZED = fg.WarpPartition("specialized", consumers=2)

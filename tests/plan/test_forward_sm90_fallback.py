@@ -21,9 +21,9 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
     "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
     "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
-    "head_dim": ({"head_dim": 80}, None, "sm_90a", "made for head_dim 64, 96, 128, 192, 192 with head_dim_v=128, 256"),
-    "head_dim_v": ({"head_dim": 128, "head_dim_v": 64}, None, "sm_90a", "it is made for head_dim 64"),
-    "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "it is made for head_dim"),
+    "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "head dims must be multiples of 8"),
+    "rows of 8 bytes": ({"head_dim_v": 4}, None, "sm_90a", "TMA needs rows of a multiple of 16 bytes"),
+    "a cache": ({"cache": "paged"}, None, "sm_90a", "it takes no cache of keys and values"),
     "tiles": ({}, fg.Schedule(tile_q=64), "sm_90a", "it cannot be planned: tile_q=64 is not 64 rows for each"),
     "wide tiles": ({"head_dim": 64}, fg.Schedule(tile_kv=144), "sm_90a", "planned: tile_kv=144 is more keys than"),
     "one stage": ({}, fg.Schedule(stages=1), "sm_90a", "leaves no tile to copy into while another is used"),
@@ -61,7 +61,7 @@ def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> No
     [
         ({"head_dim": 128}, "sm_80", "it needs sm_90a, and this is sm_80"),
         ({"head_dim": 64, "dtype": "fp32"}, "sm_90a", "dtype is 'fp32'"),
-        ({"head_dim": 80}, "sm_90a", "it is made for head_dim 64, 96"),
+        ({"head_dim": 84}, "sm_90a", "head dims must be multiples of 8"),
     ],
 )
 def test_asked_for_where_it_cannot_be_it_is_refused(

@@ -58,7 +58,7 @@ def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
     ids, slopes = np.zeros((2, 9), np.int32), fg.alibi(np.zeros(2, np.float32))
     bias = fg.bias(np.zeros((2, 2), np.float16))
     assert {tile_kv(mask=fg.window(99, 9), score=score) for score in (None, slopes, fg.sink(np.zeros(2)))} == {128}
-    # Of tangents there are two forms in the code, or three; both leave registers, as a step's text stands once.
+    # A softcap takes no registers beside the exponentials.
     assert [tile_kv(mask=fg.window(99, 9), score=fg.softcap(cap)) for cap in (3.0, 300.0)] == [128, 128]
     assert tile_kv(mask=fg.causal(), score=fg.softcap(3.0) >> slopes) == 112
     assert (tile_kv(mask=fg.prefix_lm(9)), tile_kv(mask=fg.prefix_lm(9), score=slopes)) == (112, 96)
@@ -66,7 +66,6 @@ def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
     assert (tile_kv(score=bias), tile_kv(mask=fg.causal(), score=bias)) == (96, 80)
     documents = forward(64, mask=fg.causal() & fg.document(ids))
     assert (documents.constant("tile_q"), documents.constant("tile_kv")) == (128, 128)
-    assert "keeps_scores" in documents.switches
 
 
 def test_what_a_mask_asks_of_one_pair_after_another_makes_tiles_smaller() -> None:
@@ -78,7 +77,7 @@ def test_what_a_mask_asks_of_one_pair_after_another_makes_tiles_smaller() -> Non
     assert {tile_kv(mask) for mask in (fg.prefix_lm(9), documents, fg.causal() & documents)} == {128}
     assert {tile_kv(mask) for mask in (fg.chunked(9), fg.dilated(3), fg.window(64, 0) & documents)} == {96}
     assert {tile_kv(mask) for mask in (wide | fg.global_tokens(9), fg.causal() & fg.dilated(3))} == {80}
-    assert [tile_kv(wide & fg.dilated(3), *dims) for dims in HEAD_DIMS] == [64, 96, 80, 112, 80, 64]
+    assert [tile_kv(wide & fg.dilated(3), *dims) for dims in HEAD_DIMS] == [64, 96, 80, 80, 112, 80]
     assert [tile_kv(wide & documents, *dims) for dims in HEAD_DIMS[:3]] == [64, 96, 80]
 
 
@@ -106,10 +105,10 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         assert region.offset % (SWIZZLE if region.name in "qkvo" else 8) == 0, region
         end = region.offset + region.bytes
     widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
-    rows = {name: int(kernel.constant({"q": "q_rows", "o": "tile_q"}.get(name, "tile_kv"))) for name in widths}
-    slots = {"q": "q_slots", "k": "k_slots", "v": "stages"}
+    rows = {name: int(kernel.constant("tile_q" if name in "qo" else "tile_kv")) for name in widths}
+    slots = {"q": "q_stages", "k": "k_stages", "v": "v_stages"}
     for name, width in widths.items():
-        if name == "o" and "o_tile" not in kernel.switches:
+        if name == "o" and not kernel.constant("stores_by_tma"):
             continue
         count = int(kernel.constant(slots[name])) if name in slots else 1
         # Rows come in panels of 64 columns.

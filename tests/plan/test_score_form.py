@@ -38,13 +38,6 @@ def test_rendering_fetches_ahead_what_the_plan_says(role: str) -> None:
     assert "row_of_" not in render(without).text
 
 
-def test_rendering_caps_what_the_plan_caps() -> None:
-    kernel, form = planned(fg.softcap(30.0), "forward")
-    assert form.cap is not None
-    assert "Cap cap() const" in render(kernel).text
-    assert planned(fg.softcap(30.0), "main")[1].cap is None
-
-
 def test_only_spare_registers_keep_the_constants_of_a_tile() -> None:
     score = fg.Score.of(lambda s, b, h, q, k: 20.0 * fg.tanh(s * fg.exp(h * 0.125)) + s)
     kernel, form = planned(score, "forward")

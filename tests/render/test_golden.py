@@ -30,10 +30,11 @@ def test_the_table_holds_few_specs_all_different() -> None:
 
 def test_the_kernels_for_hopper_show_every_part_of_their_template() -> None:
     rows = [row for row in GOLDEN if row.arch == "sm_90a"]
-    switches = [plan(row.spec, row.schedule, row.arch).kernel("forward").switches for row in rows]
-    assert frozenset().union(*switches) >= {"o_tile", "keeps_scores", "has_mask", "block_sparse", "score"}
-    assert any("has_mask" not in each for each in switches)
-    assert any("keeps_scores" not in each for each in switches)
+    kernels = [plan(row.spec, row.schedule, row.arch).kernel("forward") for row in rows]
+    kernels = [kernel for kernel in kernels if kernel.algorithm == "FlashAttention-3"]
+    assert frozenset().union(*(kernel.switches for kernel in kernels)) >= {"block_sparse", "score"}
+    for name in ("overlaps_own_products", "stores_by_tma", "has_upper"):
+        assert {kernel.constant(name) for kernel in kernels} == {False, True}, name
 
 
 def test_check_passes_after_writing_and_fails_on_every_kind_of_staleness(

@@ -108,7 +108,7 @@ def describe_tiles(kernel: KernelPlan) -> tuple[str, str, str]:
         return "-", "-", warps
     if "tile_kv" not in values:
         return f"{kernel.grid_tile} row{'s' if kernel.grid_tile != 1 else ''}", "-", warps
-    return f"{values.get('tile_q')}x{values.get('tile_kv')}", str(values.get("stages", "-")), warps
+    return f"{values.get('tile_q')}x{values.get('tile_kv')}", str(kernel.stages or "-"), warps
 
 
 def _kernel_rows(attention: BuiltAttention) -> list[tuple[str, ...]]:

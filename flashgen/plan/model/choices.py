@@ -31,4 +31,7 @@ def choice_plain(kernel: KernelPlan) -> dict[str, Any]:
 
 
 def _sizes(kernel: KernelPlan) -> dict[str, int]:
-    return {c.name: int(c.value) for c in kernel.config if c.name in _SIZES}
+    sizes = {c.name: int(c.value) for c in kernel.config}
+    if kernel.stages is not None:
+        sizes["stages"] = kernel.stages
+    return {name: sizes[name] for name in _SIZES if name in sizes}

@@ -112,6 +112,11 @@ class KernelPlan:
         names = {"varlen": "packed", "cached": "cached"}
         return next((name for switch, name in names.items() if switch in self.switches), "")
 
+    @property
+    def stages(self) -> int | None:
+        """The stages that a schedule sets. If K and V have stages of their own, those of V."""
+        return next((int(c.value) for c in self.config if c.name in ("stages", "v_stages")), None)
+
     def constant(self, name: str) -> int | bool:
         """A config member's value."""
         for c in self.config:
@@ -218,7 +223,7 @@ def _cells(kernel: KernelPlan) -> tuple[str, ...]:
     values = {member.name: str(member.value) for member in kernel.config}
     tile = f"{values['tile_q']} x {values['tile_kv']}" if kernel.has_tiles else "-"
     smem = f"{kernel.smem.bytes} bytes" if kernel.smem.bytes else "-"
-    return kernel.name, tile, values.get("stages", "-"), str(kernel.threads // 32), smem, _grid(kernel)
+    return kernel.name, tile, str(kernel.stages or "-"), str(kernel.threads // 32), smem, _grid(kernel)
 
 
 def _grid(kernel: KernelPlan) -> str:
