@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -24,12 +25,23 @@ def combined(dims: Sequence[Any]) -> list[tuple[str, Any]]:
     return diagonal(NAMES, dims)
 
 
+def agree(found: Any, clean: Any) -> bool:
+    """Whether results are those of clean data, but for one rounding.
+
+    A tile with results that are not finite is repeated. Its products with blocks that the mask cuts then add in another
+    order, by mma.sync, which can leave out elements that are not finite.
+    """
+    a, b = found.astype(np.float64), clean.astype(np.float64)
+    epsilon = float(ml_dtypes.finfo(clean.dtype).eps)
+    return bool((np.abs(a - b) <= epsilon * np.abs(b) + 2.0**-20 * np.abs(b).max(initial=0.0)).all())
+
+
 # ---- Results
 
 
 @pytest.mark.parametrize(("name", "dims"), combined(some(HEAD_DIMS, *HEAD_DIMS[::2])))
 def test_a_non_finite_key_reaches_exactly_the_queries_that_attend_to_it(name: str, dims: tuple[int, int]) -> None:
-    """The bits of all other queries' results are those without the NaN or infinity."""
+    """All other queries' results are those without the NaN or infinity, but for one rounding."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
@@ -56,7 +68,7 @@ def test_a_non_finite_key_reaches_exactly_the_queries_that_attend_to_it(name: st
         assert not reached.all()
         found, before = out[b, :, h], clean[b, :, h]
         assert not np.isfinite(found[reached].astype(np.float32)).any()
-        assert found[~reached].tobytes() == before[~reached].tobytes()
+        assert agree(found[~reached], before[~reached])
 
 
 #: Keys of the first head of the first sequence: in the tile that is computed first, in the last one, and in all.
@@ -84,13 +96,15 @@ def test_nan_in_values_is_detected_when_some_queries_are_nan_too(dims: tuple[int
     reached[:, 100:, :, dim_v - 1] = True
     reached |= no_numbers[:, :, None, None]
     assert np.isnan(out[reached].astype(np.float32)).all()
-    assert out[~reached].tobytes() == clean[~reached].tobytes()
+    assert agree(out[~reached], clean[~reached])
     assert lse.tobytes() == clean_lse.tobytes()
 
 
 @pytest.mark.parametrize(("name", "where", "mode"), NON_FINITE_CASES, ids=str)
-def test_tiles_with_reported_non_finite_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
-    """Blocks work on more tiles than the recompute list holds."""
+def test_tiles_with_non_finite_values_are_repeated_and_others_keep_their_bits(
+    name: str, where: str, mode: Mode
+) -> None:
+    """Blocks work on more tiles than may be under way."""
     spec = forward_spec(64, 64, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(6)
@@ -106,7 +120,9 @@ def test_tiles_with_reported_non_finite_values_are_recomputed(name: str, where: 
         reached[0, :, head, 5] = rules.allowed(0, head)[:, NON_FINITE_KEYS[where]].any(axis=1)
     assert reached.any()
     assert not np.isfinite(out[reached].astype(np.float32)).any()
-    assert out[~reached].tobytes() == clean[~reached].tobytes()
+    assert agree(out[~reached], clean[~reached])
+    assert out[1].tobytes() == clean[1].tobytes()
+    assert out[0, :, 3:].tobytes() == clean[0, :, 3:].tobytes()
     assert lse.tobytes() == clean_lse.tobytes()
 
 
@@ -130,11 +146,11 @@ def test_with_a_softcap_each_non_finite_column_reaches_only_its_own_outputs(dims
     allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v)).allowed(0, 0)
     reached = np.einsum("qk,hkd->qhd", allowed.astype(np.int32), bad.astype(np.int32)) > 0
     assert not np.isfinite(out[0][reached].astype(np.float32)).any()
-    assert out[0][~reached].tobytes() == clean[0][~reached].tobytes()
+    assert agree(out[0][~reached], clean[0][~reached])
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-#: Masks that are costly to evaluate, so that kernels keep their bits: with full tiles and without.
+#: Masks that are costly to evaluate, with full blocks and without.
 COSTLY = {
     "blocks": lambda: fg.causal() & fg.block_sparse(np.tri(8, dtype=bool) ^ (np.arange(8) % 3 == 1), 64),
     "every third": lambda: fg.window(150, 30) & fg.dilated(3),
@@ -165,7 +181,7 @@ def test_with_a_costly_mask_non_finite_values_reach_exactly_the_allowed_queries(
     allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v)).allowed(0, 0)
     reached = np.einsum("qk,hkd->qhd", allowed.astype(np.int32), bad.astype(np.int32)) > 0
     assert np.isnan(out[0][reached].astype(np.float32)).all()
-    assert out[0][~reached].tobytes() == clean[0][~reached].tobytes()
+    assert agree(out[0][~reached], clean[0][~reached])
     assert lse.tobytes() == clean_lse.tobytes()
 
 
@@ -173,8 +189,7 @@ MANY_STEPS = {"causal": fg.causal(), "window": fg.window(700, 100)}
 
 
 @pytest.mark.parametrize(("name", "where"), diagonal(list(MANY_STEPS), list(NON_FINITE_KEYS)))
-def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(name: str, where: str) -> None:
-    """A block scrubs V for its first tile. Whether it found anything decides whether it scrubs for the second one."""
+def test_non_finite_values_reach_exactly_the_allowed_queries_of_tiles_with_many_steps(name: str, where: str) -> None:
     spec = forward_spec(256, 256, mask=MANY_STEPS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(8)
@@ -191,7 +206,7 @@ def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(name: str, w
         assert not np.isfinite(out[0, reached, :, 5].astype(np.float32)).any()
         found, right = out.copy(), clean.copy()
         found[0, reached, :, 5] = right[0, reached, :, 5] = 0
-        assert found.tobytes() == right.tobytes()
+        assert agree(found, right)
         assert lse.tobytes() == clean_lse.tobytes()
 
 
