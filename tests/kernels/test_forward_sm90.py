@@ -88,8 +88,8 @@ def check(
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     assert kernel.plan.kernel("forward").algorithm == NAME
 
-    def run(q: Any, k: Any, v: Any, do: Any, scale: float, captured: Any = None) -> Any:
-        return kernel(q, k, v, scale=scale, captured=captured)
+    def run(q: Any, k: Any, v: Any, do: Any, scale: float, **more: Any) -> Any:
+        return kernel(q, k, v, scale=scale, **more)
 
     with launches(kernel, mode) as done:
         results = run_case(run, spec, expected)

@@ -228,7 +228,7 @@ class Run:
             grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)
         if not options.get("race"):
             # Traffic is counted by the build for race mode: one build, which takes longest, serves all modes.
-            options["traffic"] = []
+            options.setdefault("traffic", [])
         load(source, race=True).launch(grid, self.params(kernel), buffers, **options)
 
     def params(self, kernel: KernelPlan) -> bytes:
