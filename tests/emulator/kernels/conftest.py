@@ -266,6 +266,7 @@ class Run:
     def tensor_map(self, box: Box) -> bytes:
         """The tensor map arguments of an array."""
         array, dtype = self.arrays[box.tensor], self.case.spec.dtype
+        array = array[None] if array.ndim == 3 else array
         strides = tuple(stride // array.itemsize for stride in array.strides)
         info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)
         return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()
