@@ -77,6 +77,34 @@ def test_a_specialization_for_an_element_type_that_nothing_reaches_goes() -> Non
     assert "struct Used { int x; };" in text
 
 
+def test_a_specialization_for_a_struct_that_nothing_else_reaches_goes_with_the_struct() -> None:
+    text = pruned(
+        "struct Dense { int x; };",
+        "struct Packed { int y; };",
+        "template <class Params, class Tile>\nstruct Scheduler;",
+        "template <class Params>\nstruct Scheduler<Params, Dense> { int of_dense; };",
+        "template <class Params>\nstruct Scheduler<Params, Packed> { int of_packed; };",
+        "using Tile = Dense;",
+        "void used() { Scheduler<int, Tile> scheduler; }",
+        KERNEL,
+    )
+    assert any("of_dense" in line for line in text)
+    assert not any("acked" in line for line in text)
+
+
+def test_macros_that_are_completed_by_a_number_go_unless_some_macro_passes_that_number() -> None:
+    text = pruned(
+        "#define NAMES_8 int a8;",
+        "#define NAMES_16 NAMES_8 int a16;",
+        "#define NAMES_24 NAMES_16 int a24;",
+        "#define SHAPES(shape) shape(16)",
+        "#define SHAPE(n) NAMES_##n",
+        "void used() { SHAPES(SHAPE) }",
+        KERNEL,
+    )
+    assert [line.split()[1] for line in text if line.startswith("#define NAMES")] == ["NAMES_8", "NAMES_16"]
+
+
 def test_a_constrained_specialization_stays_with_its_template() -> None:
     text = [
         "template <int n>\nstruct Ring {};",
@@ -128,7 +156,7 @@ def test_macros_stay_where_their_names_or_their_pasted_beginnings_are_mentioned(
         "#define COUNT 1",
         "#define SIZE_OF(n) \\",
         "  SIZE_##n",
-        "void used() { int x = SIZE_OF(8); }",
+        "void used() { int x = SIZE_OF(8) + SIZE_OF(16); }",
         KERNEL,
     )
     assert "#define COUNT 1" not in text
@@ -193,6 +221,7 @@ def test_the_table_of_contents_names_the_line_of_each_section() -> None:
     rows = [line.removeprefix("// contents").removeprefix("//").split(maxsplit=1) for line in lines[start:]]
     table = rows[: next(n for n, row in enumerate(rows) if not row)]
     assert len(table) > 10
+    assert len({title for _, title in table}) == len(table)
     for number, title in table[:-1]:
         assert lines[int(number) - 1].startswith("// ---- flashgen/")
         assert lines[int(number)].startswith(f"// {title.rstrip('.')[:60]}")

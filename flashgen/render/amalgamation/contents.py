@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from flashgen.render.amalgamation.amalgamate import Line
@@ -10,6 +11,8 @@ _LABEL = "contents "
 _HEADERS = "flashgen/"
 _KERNEL_TITLE = "The kernel: its configuration, parameters and text."
 _MARK = "// ---- "
+#: A mark names a file. Comments within a file may look like one otherwise.
+_SECTION = re.compile(rf"{_MARK}\S+\.\w+")
 
 
 def with_sections(code: Sequence[Line]) -> list[Line]:
@@ -47,7 +50,7 @@ def contents(top: int, code: Sequence[str]) -> list[str]:
 def _sections(code: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Where each section begins, with the first sentence of its comment."""
     for number, text in enumerate(code):
-        if text.startswith(_MARK):
+        if _SECTION.fullmatch(text):
             is_header = text.startswith(_MARK + _HEADERS)
             yield number, _first_sentence(code[number + 1 :]) if is_header else _KERNEL_TITLE
 

@@ -70,7 +70,7 @@ class Declaration:
     name: str
     #: The identifiers it mentions, without those of its members.
     words: frozenset[str]
-    #: Element types without which an overload or a specialization is of no use.
+    #: Types without which it is of no use: element types of an overload, and all that a specialization is for.
     element_types: frozenset[str] = frozenset()
     members: tuple[Declaration, ...] = ()
     #: A ``static_assert``: kept where all that it mentions is.
@@ -257,6 +257,9 @@ class _Parser:
         name = self.tokens.texts[at]
         body = next((i for i in range(at, end) if self.tokens.texts[i] == "{"), end)
         types = self.element_types(at + 1, body)
+        if self.tokens.texts[at + 1] == "<":
+            # A specialization, for what its arguments name beside its own parameters.
+            types |= self.tokens.words(at + 2, self.closing_angle(at + 1)) - self.tokens.words(begin, at)
         if kind == "enum" or body == end:
             return Declaration(*lines, name, self.tokens.words(begin, end) - {name}, types)
         members = tuple(self.scope(body + 1, self.closing[body], name))

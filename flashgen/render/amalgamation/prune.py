@@ -1,12 +1,14 @@
 """Removes from an amalgamated source every declaration that its kernel does not reach.
 
 A declaration is reached when a reached declaration mentions its name. The pass knows tokens and brackets, not types:
-of a mentioned name it keeps all overloads and all members. One refinement: an overload or a specialization for an
-element type, such as ``half_t``, also needs that type to be reached.
+of a mentioned name it keeps all overloads and all members. Two refinements: an overload for an element type, such as
+``half_t``, and a specialization for any type also need that type to be reached; and where macros complete the names of
+others by numbers, these are the only argument of something.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from flashgen.render.amalgamation.conditionals import resolved
 from flashgen.render.amalgamation.decide import decided
 from flashgen.render.amalgamation.declarations import Declaration, parse
 
+_ARGUMENT = re.compile(r"\w\((\d+)\)")
+
 
 def prune(lines: Sequence[Line]) -> list[Line]:
     """``lines`` without the declarations that the kernel does not reach, one section for each header."""
@@ -23,7 +27,7 @@ def prune(lines: Sequence[Line]) -> list[Line]:
     declarations = parse([text for text, _ in lines])
     if not any(one.is_kernel for one in declarations):
         return lines
-    reach = _Reach()
+    reach = _Reach(frozenset(number for text, _ in lines for number in _ARGUMENT.findall(text)))
     for declaration in declarations:
         reach.register(declaration)
     reach.follow(one for one in declarations if one.is_root)
@@ -41,6 +45,8 @@ def prune(lines: Sequence[Line]) -> list[Line]:
 class _Reach:
     """The declarations of a source, and which of them are reached."""
 
+    #: Numbers that are the only argument of something, such as a macro.
+    numbers: frozenset[str]
     by_name: dict[str, list[Declaration]] = field(default_factory=lambda: defaultdict(list))
     words: set[str] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
@@ -81,12 +87,19 @@ class _Reach:
             self.words.add(word)
             found += self.by_name.get(word, ())
         for prefix in one.pasted:
-            found += [macro for name, group in self.by_name.items() if name.startswith(prefix) for macro in group]
+            found += [macro for name in self.by_name if self._completes(prefix, name) for macro in self.by_name[name]]
         for member in one.members:
             self.register(member)
             if member.is_root or member.name in self.words:
                 found.append(member)
         return found
+
+    def _completes(self, prefix: str, name: str) -> bool:
+        """Whether a macro may be called by a name that begins so."""
+        if not name.startswith(prefix):
+            return False
+        ending = name.removeprefix(prefix)
+        return not ending.isdigit() or ending in self.numbers
 
     def _has_types(self, one: Declaration) -> bool:
         return self._known(one.element_types) <= self.words
