@@ -1,5 +1,4 @@
-// What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
-// row's last values are still on their way.
+// What an online softmax keeps of each row from one tile of keys to the next.
 #pragma once
 #include "flashgen/softmax.cuh"
 
