@@ -162,7 +162,7 @@ def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
     found = {name: tiles * all_heads * floats for name, floats in workspace_tiles(prepare).items() if floats}
     if prepare.sums is not None:
         found["dq_accum"] = tiles * prepare.sums.heads(problem) * workspace_tiles(prepare)["dq_accum"]
-        if prepare.sums.cuts is not None:
-            found["dq_accum"] += prepare.sums.cuts.counts(problem)
         found["head_counts"] = 1 + 2 * all_heads
+    if prepare.failures is not None:
+        found["failed_tiles"] = prepare.failures.flags(problem)
     return found

@@ -22,6 +22,7 @@ _ROLES: dict[Role, str] = {
     "prepare": "backward pass, first: D = rowsum(dO * O)",
     "main": "backward pass: dK and dV, and dQ where it is summed with atomics",
     "query": "backward pass: dQ, without atomics",
+    "repair": "backward pass, last: tiles of gradients that NaN or infinity reached, pair by pair",
     "finish": "backward pass, last: dQ from the workspace",
     "captured_clear": "backward pass: what gradients of captured tensors are added to starts at zero",
     "captured_pairs": "backward pass: sums for the gradients of captured tensors, over all pairs",
@@ -110,6 +111,8 @@ def _reasons(plan: KernelPlan) -> Iterator[str]:
 def _grid(plan: KernelPlan) -> str:
     if plan.fixed_blocks is not None:
         return f"{plan.fixed_blocks} blocks"
+    if plan.grid_over == "flags":
+        return f"one block for every {plan.grid_tile} tiles"
     if plan.grid_over in ("pairs", "scores"):
         heads = " of every head" if plan.grid_heads == "q" else ""
         sequences = " of every batch entry" if plan.grid_batch == "each" else ""

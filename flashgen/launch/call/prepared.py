@@ -14,12 +14,11 @@ from flashgen.launch.call.packing import Packer, Value, parameter_values
 from flashgen.launch.driver.launch_attributes import LaunchShape
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.cache import PREFILL
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
 #: Launch order of each pass; roles that a plan lacks are left out.
-FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward", PREFILL)
-BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish", "ds", "dv", "dq", "dk")
+FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward")
+BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "repair", "finish", "ds", "dv", "dq", "dk")
 #: How many of the outputs of a pass are results; gradients of captured tensors come after them, then workspaces.
 FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
 #: The most blocks a grid has along x, y and z.
@@ -202,11 +201,8 @@ def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     """The arguments of a kernel whose blocks draw tiles from a counter, and of the sum that it adds to."""
     counts: dict[str | None, Value] = {} if plan.sums is None else {"sum_heads": plan.sums.heads(problem)}
-    if plan.sums is not None and plan.sums.cuts is not None:
-        cuts = plan.sums.cuts
-        counts.update(whole_tiles=cuts.whole_tiles(problem), tile_parts=cuts.parts(problem))
-        counts.update(part_sums=cuts.sums_of_head(problem), part_counts=cuts.counts(problem))
-        counts["part_heads"] = cuts.heads(problem) * (problem.heads_q // problem.heads_kv if problem.heads_kv else 0)
+    if plan.failures is not None:
+        counts.update(query_flags=plan.failures.query_flags(problem), flags=plan.failures.flags(problem))
     if not plan.is_persistent:
         return counts
     counts["tiles"] = plan.grid(problem)[0]
@@ -246,7 +242,8 @@ def backward_outputs(
         Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
         Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
         Output("head_counts", (workspaces.get("head_counts", 0),), "fp32"),
-        Output("dq_semaphore", (workspaces.get("dq_semaphore", 0),), "fp32"),
+        Output("turns", (workspaces.get("turns", 0),), "fp32"),
+        Output("failed_tiles", (workspaces.get("failed_tiles", 0),), "fp32"),
     )
 
 

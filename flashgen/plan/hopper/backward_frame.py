@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.backward_tiles import CONSUMERS
 from flashgen.plan.hopper.units import PANEL, WARPGROUP, is_block_sparse
+from flashgen.plan.model import params
 from flashgen.plan.model.budget import Choice
+from flashgen.plan.model.failed_tiles import FailedTiles
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.plan.portable.backward_frame import BackwardFrame
 from flashgen.spec import AttentionSpec, Schedule
 
+#: Threads of a block of the repair kernel, and flags that it looks at.
+_REPAIR_THREADS, _REPAIR_FLAGS = 256, 32
 
 class BackwardSm90(BackwardFrame):
     """The backward pass of a kernel for Hopper."""
@@ -33,8 +37,7 @@ class BackwardSm90(BackwardFrame):
     @property
     def switches(self) -> frozenset[str]:
         """The switches that describe the mask and the score to the templates."""
-        mask = self.spec.mask
-        named = (("masked", not mask.is_full), ("block_sparse", is_block_sparse(self.spec)), ("scales", self.scales))
+        named = (("block_sparse", is_block_sparse(self.spec)), ("scales", self.scales))
         return frozenset(name for name, on in named if on)
 
     def section_heads(self, in_order: bool = False) -> int:
@@ -76,10 +79,11 @@ class BackwardSm90(BackwardFrame):
         over: Literal["q", "kv"],
         config_type: str,
         config: tuple[Constant, ...],
-        params: ParamTable,
+        table: ParamTable,
         boxes: tuple[Box, ...] = (),
         switches: Collection[str] = (),
         sums: SumRing | None = None,
+        failures: FailedTiles | None = None,
     ) -> KernelPlan:
         """A kernel with one producer warpgroup and two consumers."""
         return self.kernel(
@@ -90,7 +94,7 @@ class BackwardSm90(BackwardFrame):
             over=over,
             config_type=config_type,
             config=config,
-            params=params,
+            params=table,
             smem=choice.budget.smem,
             boxes=(
                 Box("q", tile_q, PANEL),
@@ -103,19 +107,34 @@ class BackwardSm90(BackwardFrame):
             switches=self.switches | set(switches),
             divides_by_scale=self.scales,
             sums=sums,
+            failures=failures,
             choice=choice,
+            overlaps_predecessor=True,
         )
+
+    def failures(self, tile_q: int, tile_kv: int) -> FailedTiles | None:
+        """The flags of tiles of gradients. Without a mask every pair is allowed, and there is nothing to repair."""
+        return None if self.spec.mask.is_full else FailedTiles(tile_q, tile_kv)
 
     def prepare(
         self,
         tile_q: int,
-        params: ParamTable,
+        how_summed: str,
         *,
         workspace: int = 0,
-        switches: Collection[str] = (),
         sums: SumRing | None = None,
+        failures: FailedTiles | None = None,
     ) -> KernelPlan:
-        """The statistics L and D of the query rows. ``workspace``: floats of dQ to clear, per tile of queries."""
+        """The statistics L and D of the query rows. ``workspace``: floats of dQ per tile of queries.
+
+        ``how_summed``: how dQ is summed, "ring", "ordered" or "registers".
+        """
+        switches = {
+            "row_stats": True,
+            "scales": self.scales,
+            "workspace": how_summed == "ring",
+            "ordered": how_summed == "ordered",
+        }
         return self.kernel(
             "prepare",
             "backward_prepare.cu.j2",
@@ -128,7 +147,36 @@ class BackwardSm90(BackwardFrame):
                 Constant("workspace_floats", workspace, "of dQ, per tile of queries" if workspace else ""),
                 Constant("access_bytes", 16, "alignment of rows in global memory"),
             ),
-            params=params,
-            switches={"row_stats", *(["scales"] if self.scales else []), *switches},
+            params=params.PREPARE_SM90[how_summed, failures is not None],
+            switches=[name for name, on in switches.items() if on],
             sums=sums,
+            failures=failures,
+        )
+
+    def repair(self, kernels: Sequence[KernelPlan]) -> KernelPlan:
+        """Computes tiles that a NaN or an infinity spoiled once more, pair by pair."""
+        failures = kernels[-1].failures
+        assert failures is not None, "a mask has flags"
+        mask = self.spec.mask
+        return self.kernel(
+            "repair",
+            "hopper/backward_repair.cu.j2",
+            threads=_REPAIR_THREADS,
+            tile=_REPAIR_FLAGS,
+            over="flags",
+            config_type="RepairConfig",
+            config=(
+                Constant("head_dim", self.spec.head_dim),
+                Constant("head_dim_v", self.spec.head_dim_v),
+                Constant("tile_q", failures.tile_q, "query rows per tile of dQ"),
+                Constant("tile_kv", failures.tile_kv, "keys per tile of dK and dV"),
+                Constant("warps", _REPAIR_THREADS // 32, "warps of a block, which divide the rows of a tile"),
+                Constant("flags", _REPAIR_FLAGS, "flags that a block looks at"),
+                Constant("has_lower", mask.has_lower, "the band has a lower bound on k - q"),
+                Constant("has_upper", mask.has_upper, "the band has an upper bound on k - q"),
+            ),
+            params=params.REPAIR_SM90,
+            switches=self.switches,
+            failures=failures,
+            overlaps_predecessor=True,
         )

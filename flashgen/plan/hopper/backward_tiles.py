@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashgen.arch import Arch
-from flashgen.plan.hopper.adding_order import order_notes
-from flashgen.plan.hopper.shortcuts import held, is_sparing, masks_late, shortcuts
+from flashgen.plan.hopper.backward_scores import has_slope, loads_ahead
+from flashgen.plan.hopper.forward_traits import changes_scores
 from flashgen.plan.hopper.units import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_block_sparse, row_bytes
 from flashgen.plan.model.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
 from flashgen.plan.model.smem import SmemLayout
@@ -21,8 +21,8 @@ CONSUMERS = 2
 TILE_KV = ROWS * CONSUMERS
 #: Rows of Q_i where a kernel computes only dQ.
 TILE_Q = ROWS * CONSUMERS
-#: Slots for dS.
-DS_SLOTS = 2
+#: Stages of dS.
+DS_STAGES = 2
 #: Bytes of dQ that a warp stores by TMA at a time: 16 rows of 64 floats.
 DQ_BYTES = STORED_ROWS * PANEL * 4
 #: Floats of a line of the dQ workspace. A TMA box is two lines.
@@ -71,31 +71,59 @@ def _split(of: Held, wanted: int = 40) -> tuple[int, int]:
 
 def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
     """Long steps first, since each step has the same overhead; then more slots for Q; then more for finishing dQ."""
-    for tile_q, q_slots, reason in (
+    for tile_q, q_stages, reason in (
         (128, (2,), "the longest tile of queries whose scores and gradients fit in registers"),
         (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
     ):
-        wanted, most = _room(spec)
-        taken, notes = shortcuts(spec, tile_q, most)
-        switches = taken | ({"few_dv_in_flight"} if is_sparing(spec, tile_q, taken) else set())
-        switches |= {"masks_late"} if masks_late(spec, tile_q, taken) else set()
-        split = _split(held(spec, tile_q, switches), wanted)
-        for q in q_slots:
+        split = _one_kernel_split(spec)
+        named = (("presets_ahead", _presets_ahead(spec, tile_q)), ("dq_last", dq_last(spec, tile_q)))
+        switches = frozenset(name for name, on in named if on)
+        for q in q_stages:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
-                slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
-                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes + order_notes(spec))
+                slots = (("Q", q), ("dO", 2), ("dS", DS_STAGES), ("sums of dQ", sums), ("them rounded", rounded))
+                yield Tiles(tile_q, "queries", slots, split, reason, switches)
 
 
-def _room(spec: AttentionSpec) -> tuple[int, int]:
-    """Registers that the producer needs, and the most that consumers can have.
+def _one_kernel_split(spec: AttentionSpec) -> tuple[int, int]:
+    """Registers of producers and consumers."""
+    # Evaluating a block-sparse mask takes registers: of the producer, and of the warps that add dQ in order.
+    if is_block_sparse(spec):
+        return _SPLITS[0] if spec.deterministic else _SPLITS[1]
+    # At head_dim 96 consumers need no more.
+    return _SPLITS[1] if spec.head_dim == 96 else _SPLITS[2]
 
-    The producer needs few, except to evaluate a block-sparse mask.
+
+def _presets_ahead(spec: AttentionSpec, tile_q: int) -> bool:
+    """Whether the next step's scores are preset to -L while dK is multiplied.
+
+    At head_dim 64 all of 522 / 532 / 544 TFLOP/s at 4k / 8k / 16k, full, rather than 493 / 501 / 505 (H200). At 128 it
+    loses 1 to 3 %. With a score the accumulators start at zero, which takes no loads.
     """
-    splits = dict(_SPLITS)
-    if not is_block_sparse(spec):
-        return 40, max(splits.values())
-    wanted = 56 if spec.deterministic else 40
-    return wanted, splits[wanted]
+    return tile_q == 128 and not changes_scores(spec)
+
+
+def dq_last(spec: AttentionSpec, tile_q: int) -> bool:
+    """Whether dQ is multiplied after dK, rather than between dV and dK, where it runs while dS is computed.
+
+    It then takes the registers of dP. Otherwise a block-sparse mask, which leaves 8 registers fewer, and P times the
+    slope of 128 queries would spill accumulators.
+    """
+    return is_block_sparse(spec) or (has_slope(spec) and tile_q == 128)
+
+
+def held(spec: AttentionSpec, tile_q: int) -> Held:
+    """What the registers of a consumer thread hold."""
+    # S is rounded to P in chunks. dQ has as many columns as a panel.
+    rounding, last = tile_q // 2 + 8, dq_last(spec, tile_q)
+    pairs = rounding if last else max(rounding, tile_q // 4 + PANEL // 2)
+    return (
+        ("dK", spec.head_dim // 2),
+        ("dV", spec.head_dim_v // 2),
+        ("S and P" if last else "S and P, or P and dQ", pairs),
+        ("dP or dQ" if last else "dP", tile_q // 2),
+        *((("P times the slope", 8 if last else tile_q // 4),) if has_slope(spec) else ()),
+        ("addresses", 16),
+    )
 
 
 def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
@@ -109,7 +137,7 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v", TILE_KV * dim_v, "V_j")
         .then("q", q * tile_q * dim, f"Q_i, {q_slots}")
         .then("do", do * tile_q * dim_v, f"dO_i, {do_slots}")
-        .then("ds", DS_SLOTS * TILE_KV * tile_q * size, f"dS_ij, {DS_SLOTS} slots")
+        .then("ds", DS_STAGES * TILE_KV * tile_q * size, f"dS_ij, {DS_STAGES} slots")
         .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, to be stored")
     )
     sums = tiles.count("sums of dQ")
@@ -129,7 +157,7 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v_barriers", 16)
         .then("q_barriers", 16 * q)
         .then("do_barriers", 16 * do)
-        .then("ds_barriers", 16 * DS_SLOTS)
+        .then("ds_barriers", 16 * DS_STAGES)
     )
     if sums:
         layout.then("sum_barriers", 16 * sums)
@@ -140,10 +168,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("sum_parts", 32, "the destination of the share")
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
     if is_block_sparse(spec):
-        layout.then("sparse_query_tiles", 8 * q, "the tile of queries in each slot")
-    if not spec.mask.is_full and not sums:
-        layout.then("added_slowly", 8, "whether dQ of a tile of keys is added pair by pair (contain.j2)")
-    return Budget(held(spec, tile_q, tiles.switches), layout.map())
+        layout.then("messages", 8 * q, "the block of queries in each slot of Q")
+    return Budget(held(spec, tile_q), layout.map())
 
 
 # ---- Two kernels for wide heads: dK and dV
@@ -179,7 +205,7 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v", ROWS * dim_v, "V_j")
         .then("q", q * tiles.rows * dim, f"Q_i, {q_slots}")
         .then("do", do * tiles.rows * dim_v, f"dO_i, {do_slots}")
-        .then("p", p * ROWS * tiles.rows * 4, f"P_ij for the other consumer, {p} slots")
+        .then("p", p * ROWS * tiles.rows * spec.element.bytes, f"P_ij for the other consumer, {p} slots")
         .then("lse", q * tiles.rows * 4, f"-L_i in units of S, {q_slots}")
         .then("dsum", do * tiles.rows * 4, f"-D_i, {do_slots}")
         .then("k_barriers", 16, "full and empty barriers of each slot")
@@ -191,7 +217,7 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     layout.then("tile_barriers", 16 * TILE_SLOTS)
     layout.then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
     if is_block_sparse(spec):
-        layout.then("sparse_query_tiles", 8 * q, "the tile of queries in each slot")
+        layout.then("messages", 8 * q, "the block of queries in each slot of Q")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
 
 
@@ -235,11 +261,7 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v_barriers", 16 * v)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 32 * TILE_SLOTS, "the next tiles of queries")
+    layout.then("tiles", 16 * TILE_SLOTS, "the next tiles of queries")
     if is_block_sparse(spec):
-        layout.then("sparse_key_tiles", 8 * k, "the tile of keys in each slot")
-    if not spec.mask.is_full:
-        layout.then("scores_taken", 8 * k, "all consumers have their scores of K_j")
-        layout.then("inspected", 8 * k, "non-finite values of K_j are cleared")
-        layout.then("written", 8 * TILE_SLOTS, "dQ of a tile of queries is in global memory")
+        layout.then("messages", 8 * k, "the block of keys in each slot of K")
     return Budget(_query_held(spec, tiles.rows), layout.map())

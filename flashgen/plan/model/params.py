@@ -11,11 +11,6 @@ _NOTES = {
     "dq_accum": "workspace that dQ is summed in",
     "head_counts": "tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished",
     "sum_heads": "query heads in dq_accum, a ring",
-    "whole_tiles": "tiles of keys that are not cut into parts",
-    "tile_parts": "parts of each of the others",
-    "part_sums": "cut tiles whose dK and dV fit where dQ of a group was summed",
-    "part_heads": "further heads that the sums of cut tiles are numbered as",
-    "part_counts": "words of dq_accum behind the sums: parts added to each cut tile",
     "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
     "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)",
@@ -36,7 +31,10 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "dq_semaphore": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
+    "turns": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
+    "failed_tiles": "flags of tiles of dQ, then of dK and dV, that are not finite",
+    "query_flags": "how many of these are of dQ",
+    "flags": "how many there are",
     "row_stats": "per tile of queries: -L in units of S, then -D",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
@@ -94,9 +92,9 @@ FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("sc
 
 
 def _sm90(*scales: str) -> ParamTable:
-    """The forward kernel for Hopper. o is also a pointer, for accesses without TMA."""
+    """The forward kernel for Hopper. v and o are also pointers, for accesses without TMA."""
     return _table(
-        (),
+        ("v",),
         ("o",),
         row_writes=("lse",),
         sizes=(*_SIZES, "q_tiles", "tiles"),
@@ -110,16 +108,16 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-#: Sizes for cut tiles of keys (KeyParts).
-_PARTS = ("whole_tiles", "tile_parts", "part_sums", "part_heads")
+#: What kernels whose tiles may be repaired get besides: the flags, and where those of keys begin.
+_FLAGS = ("failed_tiles",)
+_FLAG_SIZES = ("query_flags",)
 
 
-def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False, cuts: bool = False) -> ParamTable:
-    """The fused backward kernel for Hopper. ``reads`` and ``row_reads`` are pointers, for accesses without TMA."""
+def _main_sm90(ordered: bool, masked: bool) -> ParamTable:
+    """The fused backward kernel for Hopper."""
     return _table(
-        reads,
         (),
-        row_reads=row_reads,
+        (),
         row_writes=("dq_accum",),
         sizes=(
             *_SIZES,
@@ -127,40 +125,36 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
             "kv_tiles",
             "tiles",
             *(() if ordered else ("sum_heads",)),
-            *(_PARTS if cuts else ()),
+            *(_FLAG_SIZES if masked else ()),
         ),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(("dq",) if ordered else ("dq_accum", "dq"))),
-        counts=("counter", "dq_semaphore" if ordered else "head_counts"),
+        counts=("counter", "turns" if ordered else "head_counts", *(_FLAGS if masked else ())),
     )
 
 
-MAIN_SM90 = _main_sm90()
-#: Where the last tiles of keys may be cut.
-MAIN_SM90_PARTS = _main_sm90(cuts=True)
-#: Where a mask cuts tiles.
-MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
-#: Where dQ is summed in a fixed order.
-MAIN_SM90_ORDERED = _main_sm90(ordered=True)
-MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",), ordered=True)
+#: Keys: whether dQ is summed in a fixed order, and whether a mask may need repairs.
+MAIN_SM90 = {(ordered, masked): _main_sm90(ordered, masked) for ordered in (False, True) for masked in (False, True)}
 
 
-def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str, **more: tuple[str, ...]) -> ParamTable:
+def _wide_sm90(writes: tuple[str, ...], tiles: str, masked: bool, **more: tuple[str, ...]) -> ParamTable:
     """The two backward kernels for wide heads, which store results from registers."""
     return _table(
-        reads,
+        (),
         writes,
-        sizes=(*_SIZES, *tiles.split(), "tiles"),
+        sizes=(*_SIZES, *tiles.split(), "tiles", *(_FLAG_SIZES if masked else ())),
         scales=("scale", "scale_log2"),
-        counts=("counter",),
+        counts=("counter", *(_FLAGS if masked else ())),
         **{"maps": ("q", "k", "v", "dout"), **more},
     )
 
 
-KEYS_SM90 = _wide_sm90((), ("dk", "dv"), "q_tiles kv_tiles", maps=("q", "k", "v", "dout", "row_stats"))
-QUERY_SM90 = _wide_sm90((), ("dq",), "q_tiles", row_reads=("row_stats",))
-#: Where a mask cuts tiles.
-QUERY_SM90_MASKED = _wide_sm90(("k",), ("dq",), "q_tiles", row_reads=("row_stats",))
+#: Keys: whether a mask may need repairs.
+KEYS_SM90 = {
+    masked: _wide_sm90(("dk", "dv"), "q_tiles kv_tiles", masked, maps=("q", "k", "v", "dout", "row_stats"))
+    for masked in (False, True)
+}
+QUERY_SM90 = {masked: _wide_sm90(("dq",), "q_tiles", masked, row_reads=("row_stats",)) for masked in (False, True)}
 
 
 def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str, ...]) -> ParamTable:
@@ -173,23 +167,36 @@ PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 
 
-def _prepare_sm90(*writes: str, **more: tuple[str, ...]) -> ParamTable:
-    """prepare for Hopper, which also writes row_stats."""
-    return _prepare("dsum", "row_stats", *writes, reads=("lse", "dlse"), scales=("scale",), **more)
+def _prepare_sm90(sums: str, masked: bool) -> ParamTable:
+    """prepare for Hopper, which also writes row_stats. ``sums``: how dQ is summed, "ring", "ordered" or "registers".
+
+    An ordered dQ is not cleared, because the first tile of keys that adds to it stores.
+    """
+    counts = {"ring": ("head_counts",), "ordered": ("turns",), "registers": ()}[sums]
+    return _prepare(
+        "dsum",
+        "row_stats",
+        *(("dq_accum",) if sums == "ring" else ()),
+        reads=("lse", "dlse"),
+        sizes=("heads_q", "len_q", *(("sum_heads",) if sums == "ring" else ()), *(("flags",) if masked else ())),
+        scales=("scale",),
+        counts=(*counts, *(_FLAGS if masked else ())),
+    )
 
 
-def _prepare_sums(*sizes: str) -> ParamTable:
-    """prepare for Hopper that clears the sums of dQ."""
-    return _prepare_sm90("dq_accum", sizes=(*sizes, "heads_q", "len_q", "sum_heads"), counts=("head_counts",))
-
-
-PREPARE_SM90 = _prepare_sums()
-#: With cut tiles of keys.
-PREPARE_SM90_PARTS = _prepare_sums("part_counts", "batch")
-#: dQ is not cleared: the first tile of keys that adds to it stores.
-PREPARE_SM90_ORDERED = _prepare_sm90(counts=("dq_semaphore",))
-#: Wide heads have no dQ workspace.
-PREPARE_WIDE_SM90 = _prepare_sm90()
+#: Keys: how dQ is summed, and whether a mask may need repairs.
+PREPARE_SM90 = {
+    (sums, masked): _prepare_sm90(sums, masked) for sums in ("ring", "ordered", "registers") for masked in (False, True)
+}
+#: Tiles of gradients that are computed again, pair by pair.
+REPAIR_SM90 = _table(
+    ("q", "k", "v", "dout"),
+    ("dq", "dk", "dv"),
+    row_reads=("lse", "dsum"),
+    sizes=(*_SIZES, "query_flags", "flags"),
+    scales=("scale", "scale_log2"),
+    counts=_FLAGS,
+)
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -11,6 +11,7 @@ from flashgen.common.html import markup, table
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.captured_work import CapturedWork
 from flashgen.plan.model.expressions import Expressions, ScoreForm
+from flashgen.plan.model.failed_tiles import FailedTiles
 from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion, Workspace
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.plan.model.tuning import Tuning
@@ -33,6 +34,7 @@ __all__ = [
 
 Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
+#: repair: tiles of gradients that NaN or infinity spoiled.
 #: append: new keys and values into a cache; combine: O and L of several splits of the keys.
 #: survey, before either pass: tables of the extremes of captured tensors.
 #: clear_gaps, after either pass: zeros in packed rows outside every sequence.
@@ -62,9 +64,9 @@ class KernelPlan:
     smem: SmemMap
     #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch. Over pairs: a tile of queries and
     #: one of keys; over scores: the same, but at least one block for each tile of queries. Over rows: the longer of the
-    #: packed rows of queries and of keys. Over heads: one block for each.
+    #: packed rows of queries and of keys. Over heads: one block for each. Over flags: of tiles to repair.
     grid_tile: int
-    grid_over: Literal["q", "kv", "pairs", "scores", "rows", "heads"]
+    grid_over: Literal["q", "kv", "pairs", "scores", "rows", "heads", "flags"]
     grid_heads: Literal["q", "kv", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
@@ -105,6 +107,8 @@ class KernelPlan:
     captured: CapturedWork | None = None
     #: The ring in which it sums dQ; None if dQ of all heads has a sum.
     sums: SumRing | None = None
+    #: The flags of tiles that a repair kernel computes again; None if there is no such kernel.
+    failures: FailedTiles | None = None
 
     @property
     def own_lengths(self) -> str:
@@ -131,6 +135,9 @@ class KernelPlan:
         """
         if self.fixed_blocks is not None:
             return self.fixed_blocks, 1, 1
+        if self.grid_over == "flags":
+            assert self.failures is not None, "flags of a kernel that repairs"
+            return -(-self.failures.flags(problem) // self.grid_tile), 1, 1
         heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
         batch = problem.batch if self.grid_batch == "each" else 1
         if self.grid_over == "heads":
@@ -229,6 +236,8 @@ def _cells(kernel: KernelPlan) -> tuple[str, ...]:
 def _grid(kernel: KernelPlan) -> str:
     if kernel.fixed_blocks is not None:
         return f"({kernel.fixed_blocks}, 1, 1)"
+    if kernel.grid_over == "flags":
+        return f"(ceil(flags / {kernel.grid_tile}), 1, 1)"
     if kernel.grid_over == "heads":
         tiles = "1"
     elif kernel.grid_over in ("pairs", "scores"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.plan.model.key_parts import BLOCKS, KeyParts
 from flashgen.plan.model.parts import Problem
+
+#: Multiprocessors of an H100 or H200. With fewer, the workspace is larger than needed.
+BLOCKS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,6 @@ class SumRing:
     section_heads: int
     #: Blocks that run at once.
     blocks: int = BLOCKS
-    #: How the last tiles of keys are cut, if they are.
-    cuts: KeyParts | None = None
 
     def heads(self, problem: Problem) -> int:
         """Query heads in the ring: twice as many as blocks work on at once, plus a section."""
@@ -33,11 +33,4 @@ class SumRing:
         tiles = -(-problem.len_kv // self.tile_kv) or 1
         in_flight = -(-2 * self.blocks // tiles)
         sections = -(-in_flight // self.section_heads) + 1
-        wanted = max(sections * self.section_heads, self._heads_of_parts(problem, all_heads))
-        return min(all_heads, wanted) * (problem.heads_q // problem.heads_kv)
-
-    def _heads_of_parts(self, problem: Problem, all_heads: int) -> int:
-        """Key heads so that sums of parts reuse only slots of heads without a cut tile."""
-        if self.cuts is None or not self.cuts.heads(problem):
-            return 0
-        return all_heads + self.cuts.heads(problem) - self.cuts.whole_heads(problem)
+        return min(all_heads, sections * self.section_heads) * (problem.heads_q // problem.heads_kv)

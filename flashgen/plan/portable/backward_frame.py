@@ -8,6 +8,7 @@ from typing import Literal
 
 from flashgen.arch import Arch
 from flashgen.plan.model.budget import Choice
+from flashgen.plan.model.failed_tiles import FailedTiles
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
 from flashgen.plan.model.sum_ring import SumRing
@@ -32,7 +33,7 @@ class BackwardFrame:
         *,
         threads: int,
         tile: int,
-        over: Literal["q", "kv"] = "q",
+        over: Literal["q", "kv", "flags"] = "q",
         config_type: str,
         config: tuple[Constant, ...],
         params: ParamTable,
@@ -42,6 +43,8 @@ class BackwardFrame:
         switches: Collection[str] = (),
         divides_by_scale: bool = False,
         sums: SumRing | None = None,
+        failures: FailedTiles | None = None,
+        overlaps_predecessor: bool = False,
         choice: Choice | None = None,
     ) -> KernelPlan:
         """One kernel of the pass. A TMA kernel is persistent."""
@@ -60,7 +63,7 @@ class BackwardFrame:
             smem=smem or SmemMap(),
             grid_tile=tile,
             grid_over=over,
-            grid_heads=over,
+            grid_heads="q" if over == "flags" else over,
             access_bytes=self.access_bytes,
             is_persistent=bool(boxes),
             boxes=boxes,
@@ -69,5 +72,7 @@ class BackwardFrame:
             schedule=self.schedule,
             switches=frozenset(switches),
             sums=sums,
+            failures=failures,
+            overlaps_predecessor=overlaps_predecessor,
             choice=choice,
         )
