@@ -14,7 +14,7 @@ def score_form(kernel: KernelPlan, expressions: Expressions) -> ScoreForm | None
         return None
     if kernel.algorithm == "FlashAttention-3" and kernel.role in ("forward", PREFILL):
         return _of_products(kernel, expressions)
-    prefetches = "prefetches_bias" in kernel.switches
+    prefetches = "loads_ahead" in kernel.switches
     ahead = prefetched_loads_of(expressions, MAX_PREFETCH_BYTES_BACKWARD) if prefetches else ()
     return ScoreForm(expressions.score, expressions.slope, ahead=ahead)
 

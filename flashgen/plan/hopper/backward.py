@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.backward_frame import BackwardSm90
+from flashgen.plan.hopper.backward_scores import loads_ahead
 from flashgen.plan.hopper.backward_tiles import DS_STAGES, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.hopper.backward_wide import plan_wide_sm90
 from flashgen.plan.hopper.units import PANEL, STORED_ROWS, made_for, why_not_hopper
@@ -95,7 +96,7 @@ def _main(frame: BackwardSm90, choice: Choice, sums: SumRing | None, failures: F
             *(() if ordered else (sum_lines,)),
             Box("dq", STORED_ROWS, PANEL),
         ),
-        switches=("ordered",) if ordered else (),
+        switches=[name for name, on in (("ordered", ordered), ("loads_ahead", loads_ahead(frame.spec))) if on],
         sums=sums,
         failures=failures,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashgen.plan.captured.prefetch import MAX_PREFETCH_BYTES_BACKWARD, prefetched_loads_of
 from flashgen.plan.expressions import expressions_of
 from flashgen.plan.hopper.forward_traits import changes_scores
+from flashgen.plan.hopper.units import is_block_sparse
 from flashgen.spec import AttentionSpec
 
 
@@ -17,8 +18,8 @@ def loads_ahead(spec: AttentionSpec) -> bool:
     """Whether what the score loads for each pair comes while S is multiplied.
 
     By two neighbouring keys in one load, rather than an element a load when the scores are there: at head_dim 64 17.2
-    ms rather than 26.6, and at 128 13.0 rather than 17.4 (H200, 16,384 tokens).
+    ms rather than 26.6, and at 128 13.0 rather than 17.4 (H200, 16,384 tokens). A block-sparse mask leaves no registers.
     """
-    if not changes_scores(spec) or spec.score is None or not spec.score.traced.tensors:
+    if is_block_sparse(spec) or not changes_scores(spec) or spec.score is None or not spec.score.traced.tensors:
         return False
     return bool(prefetched_loads_of(expressions_of(spec), MAX_PREFETCH_BYTES_BACKWARD))

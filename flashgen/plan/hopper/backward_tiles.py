@@ -88,7 +88,7 @@ def _one_kernel_split(spec: AttentionSpec) -> tuple[int, int]:
     """Registers of producers and consumers."""
     # Evaluating a block-sparse mask takes registers: of the producer, and of the warps that add dQ in order.
     if is_block_sparse(spec):
-        return _SPLITS[0] if spec.deterministic else _SPLITS[1]
+        return _SPLITS[0] if spec.deterministic and not changes_scores(spec) else _SPLITS[1]
     # At head_dim 96 consumers need no more.
     return _SPLITS[1] if spec.head_dim == 96 else _SPLITS[2]
 

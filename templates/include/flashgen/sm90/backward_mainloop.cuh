@@ -39,9 +39,8 @@ struct BackwardMainloop {
     const Params& p;
     Shared shared;
     Thread thread;
-    // Which consumer this is, and which of its tile's keys the warp's rows are.
+    // Which consumer this is.
     i32 number;
-    i32 warp_key;
     typename Shared::KRing::Where kv_at;
     typename Shared::QRing::Where q_at;
     // The position in the rings of dO and dS.
@@ -93,9 +92,8 @@ struct BackwardMainloop {
       }
       warp_sync();
       sums.wait_buffer(of);
-      const Thread here = thread.again();
-      const i32 offset = static_cast<i32>(shared.out(here.warp - 4) - shared.start);
-      write_fragments(reinterpret_cast<float*>(shared.base + offset), dq, here);
+      const i32 offset = static_cast<i32>(shared.out(thread.warp - 4) - shared.start);
+      write_fragments(reinterpret_cast<float*>(shared.base + offset), dq, thread);
     }
     // TMA adds the dQ that is in shared memory.
     FLASHGEN_DEVICE void add_dq() {
@@ -115,7 +113,8 @@ struct BackwardMainloop {
       // Not earlier, because the copy engine needs time. Not later, because the buffer is needed again.
       add_dq();
       // While S is multiplied, and before dP takes registers.
-      const bool is_cut = queries.is_cut(p, tile, step, number);
+      // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
+      const bool is_cut = queries.is_cut(p, tile, step, thread.again().warp / 4 - 1);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (is_cut) {
         const Thread own = thread.again();
@@ -125,6 +124,7 @@ struct BackwardMainloop {
       if (is_first) shared.v_ring().wait_full(kv_at);
       // Addresses are computed in each step, to save registers.
       const Thread here = thread.again();
+      const i32 warp_key = (here.warp - 4) * kWarpRows;
       const Pairs pairs = Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
@@ -285,9 +285,7 @@ struct BackwardMainloop {
       setmaxnreg_inc<cfg.consumer_registers>();
       const Thread own = Thread::current().again();
       const i32 number = own.warp / 4 - 1;
-      Consumer{p, shared, own, number, number * kWarpgroupRows + own.warp % 4 * kWarpRows, {}, {}, {}, {}, {},
-               {p, shared, number}}
-          .run();
+      Consumer{p, shared, own, number, {}, {}, {}, {}, {}, {p, shared, number}}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
       const Thread own = Thread::current().again();
