@@ -10,14 +10,15 @@
 namespace flashgen {
 
 // Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys and head.
-// Kernels without a mask have no such parameters.
+// Several warps may flag the same tile. Kernels without a mask have no such parameters.
 template <bool has_mask, class Params>
 FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) p.failed_tiles[(sequence * p.heads_q + head) * p.q_tiles + tile] = 1;
+  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
 }
 template <bool has_mask, class Params>
 FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) p.failed_tiles[p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile] = 1;
+  if constexpr (has_mask)
+    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
 }
 
 // 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such operands
