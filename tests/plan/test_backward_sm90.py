@@ -73,11 +73,9 @@ def test_roles_share_the_registers_that_a_block_begins_with(
     for registers in (producer, consumer):
         assert 24 <= registers <= 240
         assert registers % 8 == 0
-    # dK, dV and two strips of scores at once, and P rounded; where its floats are needed no longer, half of that, but
-    # for where dQ is in their place.
+    # dK, dV and two strips of scores at once, and a chunk of P rounded.
     tile_q = int(kernel.constant("tile_q"))
-    rounded = tile_q // 8 if "packed_ds" in kernel.switches and "dq_mid_step" not in kernel.switches else tile_q // 4
-    assert sum(dims) // 2 + 2 * tile_q // 2 + rounded < consumer
+    assert sum(dims) // 2 + 2 * tile_q // 2 + 8 < consumer
 
 
 @pytest.mark.parametrize("dims", NARROW_DIMS)
@@ -93,15 +91,15 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         end = region.offset + region.bytes
     tile_q, tile_kv = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
     rows = {"k": (1, tile_kv, dims[0]), "v": (1, tile_kv, dims[1])}
-    rows |= {"q": (kernel.constant("q_slots"), tile_q, dims[0]), "do": (kernel.constant("do_slots"), tile_q, dims[1])}
-    rows["ds"] = (kernel.constant("ds_slots"), tile_kv, tile_q)
+    rows |= {"q": (kernel.constant("q_stages"), tile_q, dims[0]), "do": (kernel.constant("do_stages"), tile_q, dims[1])}
+    rows["ds"] = (kernel.constant("ds_stages"), tile_kv, tile_q)
     for name, (slots, height, width) in rows.items():
         # Rows come in panels of 64 columns.
         assert kernel.smem[name].bytes == slots * height * -(-width // 64) * 128
-    for name, slots in (("lse", "q_slots"), ("dsum", "do_slots")):
+    for name, slots in (("lse", "q_stages"), ("dsum", "do_stages")):
         assert kernel.smem[name].bytes == kernel.constant(slots) * tile_q * 4
     for ring in ("q", "do", "ds"):
-        assert kernel.smem[f"{ring}_barriers"].bytes == 16 * kernel.constant(f"{ring}_slots")
+        assert kernel.smem[f"{ring}_barriers"].bytes == 16 * kernel.constant(f"{ring}_stages")
     # A warp's 16 rows of dK, or of dV, leave from where it puts its share of dQ.
     warps = 4 * int(kernel.constant("consumers"))
     assert kernel.smem["dq"].bytes >= warps * 16 * max(-(-dim // 64) for dim in dims) * 128
@@ -110,11 +108,31 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
 # ---- what depends on the spec
 
 
+@pytest.mark.parametrize("dims", HEAD_DIMS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_keys_are_inspected_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
-    kernel = backward(mask=MASKS[mask])
-    assert ("masked" in kernel.switches) == (mask != "full")
-    assert ("has_non_finite_keys" in render(kernel).text) == (mask != "full")
+def test_tiles_are_checked_and_repaired_only_where_a_mask_forbids_pairs(mask: str, dims: tuple[int, int]) -> None:
+    made = plan(fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=MASKS[mask]), None, ARCH)
+    backward = [kernel for kernel in made.kernels if kernel.pass_ == "backward"]
+    assert made.has("repair") == (mask != "full")
+    for kernel in backward:
+        assert ("failed_tiles" in kernel.params.names) == (mask != "full"), kernel.name
+        assert len({other.failures for other in backward}) == 1
+
+
+def test_there_is_a_flag_for_each_tile_of_gradients_and_each_head() -> None:
+    made = plan(fg.AttentionSpec(128, mask=fg.causal()), None, ARCH)
+    problem = Problem(3, 8, 2, 1000, 777)
+    main, repair = made.kernel("main"), made.kernel("repair")
+    tiles_q, tiles_kv = -(-1000 // int(main.constant("tile_q"))), -(-777 // int(main.constant("tile_kv")))
+    flags = 3 * 8 * tiles_q + 3 * 2 * tiles_kv
+    assert workspaces(made, problem)["failed_tiles"] == flags
+    for role in ("prepare", "main", "repair"):
+        counts = tile_counts(made.kernel(role), problem)
+        assert (counts["query_flags"], counts["flags"]) == (3 * 8 * tiles_q, flags)
+    assert repair.grid(problem) == (-(-flags // 32), 1, 1)
+    assert [repair.constant(f"tile_{side}") for side in ("q", "kv")] == [
+        main.constant(f"tile_{side}") for side in ("q", "kv")
+    ]
 
 
 def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
@@ -124,7 +142,7 @@ def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
     }
     for mask in MASKS.values():
         kernel = backward(mask=mask)
-        assert any(region.name.startswith("sparse_") for region in kernel.smem.regions) == (
+        assert any(region.name == "messages" for region in kernel.smem.regions) == (
             "block_sparse" in kernel.switches
         )
 
@@ -163,8 +181,9 @@ def test_blocks_stay_and_take_one_tile_of_keys_after_another() -> None:
     assert kernel.grid(problem) == (tiles_kv * 2 * 3, 1, 1)
     counts = tile_counts(kernel, problem)
     tiles = {"tiles": tiles_kv * 2 * 3, "q_tiles": tiles_q, "kv_tiles": tiles_kv}
-    assert counts == {**tiles, "sum_heads": 3 * 8}
-    assert {"counter", *(name for name in counts if name)} <= set(kernel.params.names)
+    flags = {"query_flags": 3 * 8 * tiles_q, "flags": 3 * 8 * tiles_q + 3 * 2 * tiles_kv}
+    assert counts == {**tiles, "sum_heads": 3 * 8, **flags}
+    assert {"counter", *tiles, "sum_heads", "query_flags"} <= set(kernel.params.names)
 
 
 def test_statistics_are_two_floats_for_each_query_of_each_tile() -> None:
@@ -287,37 +306,15 @@ def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:
             assert replace(one, schedule=None) == replace(other, schedule=None)
 
 
-def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> None:
+def test_biases_of_16_bits_come_ahead_unless_a_mask_takes_the_registers() -> None:
     bias = fg.bias(np.zeros((2, 2), np.float16))
     wide = fg.bias(np.zeros((2, 2), np.float32))
-    shortcuts = {"packed_ds", "k_in_registers", "prefetches_bias", "dq_mid_step", "early_scores"}
-    for dims, score, mask, taken in (
-        # Then there are none for K_j.
-        (64, bias, None, {"packed_ds", "prefetches_bias"}),
-        (64, wide, None, set()),
-        (64, bias, MASKS["documents"], {"packed_ds"}),
-        (96, bias, None, {"packed_ds", "k_in_registers", "prefetches_bias"}),
-        (128, bias, None, {"packed_ds", "prefetches_bias", "dq_mid_step"}),
-        # And what a mask takes besides is what dQ between dV and dK does.
-        (128, bias, MASKS["causal"], {"packed_ds", "prefetches_bias"}),
-        (128, wide, None, set()),
+    for score, mask, ahead in (
+        (bias, MASKS["full"], True),
+        (bias, MASKS["causal"], True),
+        (bias, MASKS["documents"], False),
+        (wide, MASKS["full"], False),
+        (None, MASKS["full"], False),
     ):
-        options = {} if mask is None else {"mask": mask}
-        assert backward(head_dim=dims, score=score, **options).switches & shortcuts == taken
-
-
-def test_pairs_are_asked_late_where_a_score_leaves_no_registers_for_the_answers() -> None:
-    causal, capped = MASKS["causal"], fg.softcap(30.0)
-    slopes, bias = fg.alibi(np.zeros(1, np.float32)), fg.bias(np.zeros((2, 2), np.float32))
-    for dims, score, mask, late in (
-        (64, capped, causal, True),
-        (64, capped, MASKS["full"], False),
-        # 64 queries leave some.
-        (128, capped, causal, False),
-        # So does dS that is made of P as it is rounded, ...
-        (64, slopes, causal, False),
-        # ... and what is read of each pair would be under way meanwhile.
-        (64, bias, causal, False),
-        (64, None, causal, False),
-    ):
-        assert ("masks_late" in backward(head_dim=dims, score=score, mask=mask).switches) == late
+        for dim, _ in NARROW_DIMS:
+            assert ("loads_ahead" in backward(head_dim=dim, score=score, mask=mask).switches) == ahead

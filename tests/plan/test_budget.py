@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -81,8 +82,8 @@ def test_the_plan_is_what_was_chosen(dims: tuple[int, int], mask: str) -> None:
         assert choice.budget.all_registers <= registers[1]
         assert kernel.smem == choice.budget.smem
         assert kernel.constant("tile_kv" if role == "query" else "tile_q") == choice.tiles.rows
-        counts = {"Q": "q_slots", "dO": "do_slots", "K": "k_slots", "V": "v_slots", "P": "p_slots"}
-        counts |= {"sums of dQ": "sum_slots", "them rounded": "rounded_slots", "dS": "ds_slots"}
+        counts = {"Q": "q_stages", "dO": "do_stages", "K": "k_stages", "V": "v_stages", "P": "p_stages"}
+        counts |= {"sums of dQ": "sum_stages", "them rounded": "rounded_stages", "dS": "ds_stages"}
         assert all(kernel.constant(counts[name]) == count for name, count in choice.tiles.slots)
 
 
@@ -92,11 +93,11 @@ def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_ove
     for words in (
         "128 keys of a block, 64 queries a step, 3 of Q, 2 of dO",
         "P and dS are left operands of dV and dK from registers",
-        "registers: 236 of 240: dK 64, dV 64, S or dQ 32, dP 32, P rounded 16, addresses 28",
+        "registers: 224 of 240: dK 64, dV 64, S and P, or P and dQ 48, dP 32, addresses 16",
         f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
         f"because: {kernel.reasons[0]}",
-        "dQ between dV and dK: 594 at 4,096, full",
-        "not 128 queries a step: 288 registers, and there are 240",
+        "multiplied between dV and dK, while dS is computed",
+        "not 128 queries a step: 280 registers, and there are 240",
         "3 of sums of dQ, 2 of them rounded: 233888 bytes of shared memory",
     ):
         assert words in text
@@ -118,106 +119,33 @@ def test_kernels_for_all_gpus_say_their_sizes_and_why() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_products_are_under_way(
-    deterministic: bool,
-) -> None:
+def test_where_producers_look_for_tiles_they_have_registers_for_it(deterministic: bool) -> None:
     def main(dim: int, mask: str, **fields: object) -> KernelPlan:
         spec = fg.AttentionSpec(dim, mask=MASKS[mask], deterministic=deterministic, **fields)  # type: ignore[arg-type]
         return plan(spec, None, ARCH).kernel("main")
 
-    for dim in (64, 96, 128):
-        assert main(dim, "causal").constant("producer_registers") == (40 if dim == 96 else 24)
-        assert main(dim, "causal", dtype="fp16").constant("producer_registers") == (24 if dim == 64 else 40)
-        # Few at once where P's floats are needed until dS is made; else there are registers for both.
-        assert "few_dv_in_flight" not in main(dim, "causal", dtype="fp16").switches
-        assert ("few_dv_in_flight" in main(dim, "documents", dtype="fp16").switches) == (dim == 64)
-        assert "few_dv_in_flight" not in main(dim, "documents").switches
-        assert main(dim, "documents").constant("producer_registers") == (56 if deterministic else 40)
-    assert main(64, "documents", dtype="fp16").constant("producer_registers") == 40
-    # All of P is rounded at once there.
-    scored = main(64, "documents", score=fg.softcap(30.0))
-    assert "few_dv_in_flight" not in scored.switches
-    assert scored.constant("producer_registers") == 24
+    for dim, dtype in product((64, 96, 128), ("bf16", "fp16")):
+        assert main(dim, "causal", dtype=dtype).constant("producer_registers") == (40 if dim == 96 else 24)
+        assert main(dim, "documents", dtype=dtype).constant("producer_registers") == (56 if deterministic else 40)
+        # A score takes the registers that are left.
+        scored = main(dim, "documents", dtype=dtype, score=fg.softcap(30.0))
+        assert scored.constant("producer_registers") == 40
 
 
-#: By head_dim, and what is no other spec's: shortcuts that are taken, and words of why others are not.
-SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
-    "64": (
-        64,
-        {},
-        {"packed_ds", "dq_mid_step", "early_scores"},
-        "scores ahead: 557 at 4,096, full, and 464, causal, beside",
-    ),
-    "64, deterministic": (
-        64,
-        {"deterministic": True},
-        {"packed_ds", "dq_mid_step", "early_scores"},
-        "dQ between dV and dK, for which K_j gives way",
-    ),
-    "64, window": (
-        64,
-        {"mask": fg.window(100, 0)},
-        {"packed_ds", "dq_mid_step", "early_scores"},
-        "dQ between dV and dK, for which K_j gives way",
-    ),
-    "64, documents": (
-        64,
-        {"mask": MASKS["documents"]},
-        {"packed_ds", "early_scores"},
-        "not dQ between dV and dK: 236 registers, and there are 232",
-    ),
-    "64, fp16": (64, {"dtype": "fp16"}, set(), "not packed dS: a small P has lost bits in fp16"),
-    "64, fp16, dQ": (64, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats keep"),
-    "64, fp16, ahead": (64, {"dtype": "fp16"}, set(), "not the next step's scores ahead: P's floats keep"),
-    "64, added": (
-        64,
-        {"score": fg.alibi(np.ones(1, np.float32)) >> fg.sink(np.ones(1, np.float32))},
-        {"packed_ds", "dq_mid_step"},
-        "not the next step's scores ahead: with a score the accumulators start at zero",
-    ),
-    "64, sink": (
-        64,
-        {"score": fg.sink(np.ones(1, np.float32))},
-        {"packed_ds", "dq_mid_step", "early_scores"},
-        "dQ between dV and dK, for which K_j gives way",
-    ),
-    "64, slope": (
-        64,
-        {"score": fg.softcap(30.0)},
-        set(),
-        "not packed dS: dS has the slope of the score as a further factor",
-    ),
-    "96": (96, {}, {"packed_ds", "dq_mid_step", "k_in_registers"}, "K_j in registers: for both there is room"),
-    "96, fp16, slope": (
-        96,
-        {"dtype": "fp16", "score": fg.softcap(30.0)},
-        {"k_in_registers"},
-        "not packed dS: a small P",
-    ),
-    "128": (128, {}, {"packed_ds", "dq_mid_step"}, "dQ between dV and dK: 594 at 4,096, full"),
-    "128, ordered": (128, {"deterministic": True, "mask": fg.causal()}, {"packed_ds", "dq_mid_step"}, "525, causal"),
-    "128, documents": (
-        128,
-        {"mask": MASKS["documents"]},
-        {"packed_ds"},
-        "not dQ between dV and dK: 236 registers, and there are 232",
-    ),
-    "128, bias": (
-        128,
-        {"score": fg.bias(np.zeros((2, 2), np.float16)), "mask": fg.causal()},
-        {"packed_ds", "prefetches_bias"},
-        "not dQ between dV and dK: 252 registers, and there are 240",
-    ),
-    "128, fp16": (128, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats keep their registers"),
-}
-
-
-@pytest.mark.parametrize("case", SHORTCUTS)
-def test_shortcuts_are_those_that_a_head_dim_is_better_with_where_they_may_be_taken(case: str) -> None:
-    dim, fields, wanted, words = SHORTCUTS[case]
-    kernel = plan(fg.AttentionSpec(dim, **fields), None, ARCH).kernel("main")  # type: ignore[arg-type]
-    assert kernel.switches & {"packed_ds", "prefetches_bias", "k_in_registers", "dq_mid_step", "early_scores"} == wanted
-    assert any(words in line for line in choice_lines(kernel))
-    plain = choice_plain(kernel)
-    assert set(plain["switches"]) == wanted
-    assert ("K_j" in plain["registers"]) == ("k_in_registers" in wanted)
+def test_dq_is_multiplied_last_where_registers_are_short() -> None:
+    capped, slopes = fg.softcap(30.0), fg.alibi(np.ones(1, np.float32))
+    for dim, mask, score, last in (
+        (64, "causal", None, False),
+        (64, "documents", None, True),
+        (64, "causal", capped, True),
+        (64, "causal", slopes, False),
+        (128, "causal", None, False),
+        (128, "global", None, True),
+        (128, "causal", capped, False),
+    ):
+        spec = fg.AttentionSpec(dim, mask=MASKS[mask], score=score)
+        kernel = plan(spec, None, ARCH).kernel("main")
+        assert kernel.constant("dq_last") == last
+        assert any("after dK" in line for line in choice_lines(kernel)) == last
+        # The next scores start early where there are 128 queries and L is subtracted beforehand.
+        assert kernel.constant("presets_ahead") == (dim == 64 and score is None)

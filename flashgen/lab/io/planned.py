@@ -135,10 +135,16 @@ def _finish(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
     return KernelIO("finish", {_SUM: tiles * _sum_bytes(attention)}, {"dQ": sizes.q})
 
 
+def _repair(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """Finite data need no repair, and flags are left out."""
+    return KernelIO("repair", {}, {})
+
+
 _MODELS: dict[Role, Callable[[Sizes, AttentionPlan, KernelPlan], KernelIO]] = {
     "forward": _forward,
     "prepare": _prepare,
     "main": _main,
     "query": _query,
+    "repair": _repair,
     "finish": _finish,
 }

@@ -60,10 +60,9 @@ def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
     return found.passed_over if isinstance(found, Choice) else found
 
 
-def _split(of: Held, wanted: int = 40) -> tuple[int, int]:
-    """Registers of producer and consumers: up to ``wanted`` for the producer, if the consumers can spare them."""
-    splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(of) <= split[1])
-    return next(splits, _SPLITS[-1])
+def _split(of: Held) -> tuple[int, int]:
+    """Registers of producer and consumers: 40 for the producer, if the consumers can spare them."""
+    return _SPLITS[1] if registers_of(of) <= _SPLITS[1][1] else _SPLITS[2]
 
 
 # ---- The fused kernel: keeps dK and dV of its keys in registers, and adds to a float32 sum of dQ
@@ -75,13 +74,11 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         (128, (2,), "the longest tile of queries whose scores and gradients fit in registers"),
         (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
     ):
-        split = _one_kernel_split(spec)
-        named = (("presets_ahead", _presets_ahead(spec, tile_q)), ("dq_last", dq_last(spec, tile_q)))
-        switches = frozenset(name for name, on in named if on)
+        split, (switches, notes) = _one_kernel_split(spec), _order_of_products(spec, tile_q)
         for q in q_stages:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
                 slots = (("Q", q), ("dO", 2), ("dS", DS_STAGES), ("sums of dQ", sums), ("them rounded", rounded))
-                yield Tiles(tile_q, "queries", slots, split, reason, switches)
+                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes)
 
 
 def _one_kernel_split(spec: AttentionSpec) -> tuple[int, int]:
@@ -93,28 +90,35 @@ def _one_kernel_split(spec: AttentionSpec) -> tuple[int, int]:
     return _SPLITS[1] if spec.head_dim == 96 else _SPLITS[2]
 
 
-def _presets_ahead(spec: AttentionSpec, tile_q: int) -> bool:
-    """Whether the next step's scores are preset to -L while dK is multiplied.
+#: Rates are TFLOP/s on an H200, bf16, at 4,096 / 8,192 / 16,384.
+_AHEAD = (
+    "the next step's scores start at -L while dK is multiplied: 522 / 532 / 544, full, beside 493 / 501 / 505; at 128 "
+    "columns it loses 1 to 3 %"
+)
+_BETWEEN = (
+    "dQ of the step before is multiplied between dV and dK, while dS is computed: at 128 columns 602 / 626 / 639, full, "
+    "beside 562 / 575 / 584 before dP"
+)
+_LAST = "dQ of the step before is multiplied after dK, and takes the registers of dP: between dV and dK it would spill"
 
-    At head_dim 64 all of 522 / 532 / 544 TFLOP/s at 4k / 8k / 16k, full, rather than 493 / 501 / 505 (H200). At 128 it
-    loses 1 to 3 %. With a score the accumulators start at zero, which takes no loads.
-    """
-    return tile_q == 128 and not changes_scores(spec)
+
+def _order_of_products(spec: AttentionSpec, tile_q: int) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Switches that say when products of a step are issued, and notes that justify them."""
+    # With a score the accumulators start at zero, which takes no loads.
+    ahead, last = tile_q == 128 and not changes_scores(spec), _dq_last(spec, tile_q)
+    named = (("presets_ahead", ahead), ("dq_last", last))
+    return frozenset(name for name, on in named if on), ((_LAST if last else _BETWEEN), *((_AHEAD,) if ahead else ()))
 
 
-def dq_last(spec: AttentionSpec, tile_q: int) -> bool:
-    """Whether dQ is multiplied after dK, rather than between dV and dK, where it runs while dS is computed.
-
-    It then takes the registers of dP. Otherwise a block-sparse mask, which leaves 8 registers fewer, and P times the
-    slope of 128 queries would spill accumulators.
-    """
+def _dq_last(spec: AttentionSpec, tile_q: int) -> bool:
+    """Whether registers are short: a block-sparse mask leaves 8 fewer, and P times the slope of 128 queries takes 32."""
     return is_block_sparse(spec) or (has_slope(spec) and tile_q == 128)
 
 
 def held(spec: AttentionSpec, tile_q: int) -> Held:
     """What the registers of a consumer thread hold."""
     # S is rounded to P in chunks. dQ has as many columns as a panel.
-    rounding, last = tile_q // 2 + 8, dq_last(spec, tile_q)
+    rounding, last = tile_q // 2 + 8, _dq_last(spec, tile_q)
     pairs = rounding if last else max(rounding, tile_q // 4 + PANEL // 2)
     return (
         ("dK", spec.head_dim // 2),

@@ -237,7 +237,9 @@ def _grid(kernel: KernelPlan) -> str:
     if kernel.fixed_blocks is not None:
         return f"({kernel.fixed_blocks}, 1, 1)"
     if kernel.grid_over == "flags":
-        return f"(ceil(flags / {kernel.grid_tile}), 1, 1)"
+        assert kernel.failures is not None, "flags of a kernel that repairs"
+        tiles_q, tiles_kv = f"ceil(Sq / {kernel.failures.tile_q})", f"ceil(Sk / {kernel.failures.tile_kv})"
+        return f"(ceil(({tiles_q} * H + {tiles_kv} * Hk) * B / {kernel.grid_tile}), 1, 1)"
     if kernel.grid_over == "heads":
         tiles = "1"
     elif kernel.grid_over in ("pairs", "scores"):
