@@ -30,7 +30,7 @@ SPECS = {
 BUILDS: list[Build] = [
     (dims, name, dtype)
     for dims, name, dtype in product(NARROW_DIMS, SPECS, ("bf16", "fp16"))
-    # fp16 has no packed dS, and what takes its place differs where masks leave holes and where there is a score.
+    # fp16 multiplies dS in float32, which is the only difference.
     if dtype == "bf16" or name.startswith(("full", "causal", "documents", "slopes"))
 ]
 SAMPLE: list[Build] = [
@@ -41,31 +41,19 @@ SAMPLE: list[Build] = [
     ((128, 128), "causal, ordered", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
-#: What spills, and how many bytes at most: where a mask leaves holes, those who look for them; and scores that read
-#: something for each pair, under a mask or beside a softcap.
+#: What spills in the loop, and how many bytes at most: scores that read something for each pair.
 SPILLS: dict[Build, int] = {
-    ((64, 64), "documents, ordered", "fp16"): 28,
-    ((64, 64), "bias", "bf16"): 24,
-    ((64, 64), "wide bias", "bf16"): 48,
-    ((64, 64), "bias, softcap", "bf16"): 304,
-    ((64, 64), "bias, documents", "bf16"): 208,
-    ((128, 128), "wide bias", "bf16"): 44,
-    ((128, 128), "bias, softcap", "bf16"): 48,
-    ((128, 128), "bias, documents", "bf16"): 16,
+    ((64, 64), "bias alone", "bf16"): 24,
+    ((64, 64), "wide bias", "bf16"): 20,
+    ((64, 64), "bias, softcap", "bf16"): 124,
+    ((128, 128), "bias, documents", "bf16"): 24,
 }
-#: Those of consumers, in the loop.
-SPILLS_IN_LOOP = {build for build in SPILLS if "bias" in build[1]}
 
 
 @cache
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     spec = replace((SPECS | CASES)[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)
     return plan(spec, None, "sm_90a").kernel("main")
-
-
-def held_steps(kernel: KernelPlan) -> int:
-    """Of S, for which K_j is in registers: 16 columns each."""
-    return kernel.spec.head_dim // 16 if "k_in_registers" in kernel.switches else 0
 
 
 @each(BUILT)
@@ -82,7 +70,7 @@ def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
-@each([build for build in BUILT if build not in SPILLS_IN_LOOP])
+@each([build for build in BUILT if build not in SPILLS])
 def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
     lines = machine_code(main(dims, name, dtype))
     first, last = products(lines)
@@ -109,15 +97,10 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
     found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
-    # Scores, of a step with dQ before them and of one without unless it is between dV and dK; dP of a step.
-    held, between = held_steps(kernel), "dq_mid_step" in kernel.switches
-    scores = 1 if between else 2
-    wanted[str(queries), "R"] += scores * held
-    wanted[str(queries), "gdesc"] += scores * (dims[0] // 16 - held) + dims[1] // 16
-    # dQ a step behind or two, and of the last step or two; 64 columns of a row for each warpgroup. And of the step
-    # before one that a consumer leaves out at the end.
-    leaves = {"ordered", "masked"} <= kernel.switches and "block_sparse" not in kernel.switches and queries < keys
-    wanted["64", "gdesc"] += (1 + scores + leaves) * keys // 16
+    # S and dP of a step.
+    wanted[str(queries), "gdesc"] += sum(dims) // 16
+    # dQ of the step before, and of the last step; 64 columns of a row for each warpgroup.
+    wanted["64", "gdesc"] += 2 * keys // 16
     # dV and dK of a step, of scores that are transposed: queries are summed over.
     wanted[str(dims[1]), "R"] += queries // 16
     wanted[str(dims[0]), "R"] += queries // 16
@@ -129,38 +112,33 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
 def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], name: str, dtype: str) -> None:
     """Half of dP is issued, then exponentials and what is made of them in turns; then dP is waited for, and not dV."""
     kernel = main(dims, name, dtype)
-    queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
+    queries = int(kernel.constant("tile_q"))
     lines = machine_code(kernel)
     first, last = products(lines)
     of_shared = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
-    # dQ, the scores of a step with it and of one without, and then dP; or scores alone.
-    scores, between = dims[0] // 16 - held_steps(kernel), "dq_mid_step" in kernel.switches
-    before = scores if between else keys // 16 + 2 * scores
-    dp = of_shared[before : before + dims[1] // 16]
+    # Scores, and then dP.
+    dp = of_shared[dims[0] // 16 : sum(dims) // 16]
     dv = [i for i in range(dp[0], last) if is_product(lines[i], "R")][: queries // 16]
     exponentials = [i for i in range(first, last) if lines[i].startswith("MUFU.EX2")]
     # 64 rows of as many columns as queries, divided among 128 threads.
     assert len(exponentials) >= queries // 2
-    assert dp[len(dp) // 2 - 1] < exponentials[0]
+    assert dp[len(dp) // 2 - 1] < exponentials[0] < dp[-1]
     assert exponentials[-1] < dv[-1]
-    if "scales" in kernel.switches:
-        assert exponentials[0] < dp[-1]
-        assert sum(i > dv[0] for i in exponentials) >= queries // 16
-    # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way, 32 queries a group, or as
-    # much of it as registers allow.
-    sparing, ordered = "few_dv_in_flight" in kernel.switches, "ordered" in kernel.switches
-    under_way = (1 if ordered else 2) if sparing else queries // 32 + between
+    assert sum(i > dv[0] for i in exponentials) >= queries // 16
+    # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way, 32 queries a group, and dQ
+    # unless it comes last.
+    under_way = queries // 32 + (not kernel.constant("dq_last"))
     waits = [i for i in range(dp[0], last) if lines[i].startswith("WARPGROUP.DEPBAR")]
     assert [lines[i] for i in waits if i < dv[-1] and lines[i].endswith("0x0")] == []
     assert lines[next(i for i in waits if i > dv[-1])].endswith(f"{under_way:#x}")
 
 
 @each(BUILT)
-def test_packed_dS_is_multiplied_two_elements_at_a_time(dims: tuple[int, int], name: str, dtype: str) -> None:  # noqa: N802
+def test_dS_of_bf16_is_multiplied_two_elements_at_a_time(dims: tuple[int, int], name: str, dtype: str) -> None:  # noqa: N802
     kernel = main(dims, name, dtype)
     packed = [line for line in machine_code(kernel) if re.match(r"HMUL2\S*BF16|HFMA2\S*BF16", line)]
     # 64 rows of as many columns as queries, divided among 128 threads.
-    assert len(packed) == (int(kernel.constant("tile_q")) // 4 if "packed_ds" in kernel.switches else 0)
+    assert len(packed) == (int(kernel.constant("tile_q")) // 4 if dtype == "bf16" else 0)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -173,18 +151,9 @@ def test_what_is_not_compiled_is_the_same_text_as_something_that_is(name: str) -
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(NARROW_DIMS)
     switches = frozenset().union(*(main(*build).switches for build in BUILDS))
-    assert switches >= {
-        "masked",
-        "block_sparse",
-        "scales",
-        "score",
-        "ordered",
-        "few_dv_in_flight",
-        "packed_ds",
-        "k_in_registers",
-        "early_scores",
-    }
-    assert switches >= {"prefetches_bias", "dq_mid_step"}
+    assert switches >= {"block_sparse", "scales", "score", "ordered", "loads_ahead"}
+    for name in ("presets_ahead", "dq_last"):
+        assert {main(*build).constant(name) for build in BUILDS} == {False, True}
     assert not all("scales" in main(*build).switches for build in BUILDS)
     assert set(SAMPLE) <= set(BUILDS)
 

@@ -111,8 +111,8 @@ def _order_of_products(spec: AttentionSpec, tile_q: int) -> tuple[frozenset[str]
 
 
 def _dq_last(spec: AttentionSpec, tile_q: int) -> bool:
-    """Whether registers are short: a block-sparse mask leaves 8 fewer, and P times the slope of 128 queries takes 32."""
-    return is_block_sparse(spec) or (has_slope(spec) and tile_q == 128)
+    """Whether registers are short: a block-sparse mask leaves 8 fewer, and of 128 queries slopes or biases take 32."""
+    return is_block_sparse(spec) or (tile_q == 128 and (has_slope(spec) or loads_ahead(spec)))
 
 
 def held(spec: AttentionSpec, tile_q: int) -> Held:

@@ -108,7 +108,7 @@ struct SumsInAnyOrder {
       if (thread.lane == 0) {
         const i32 warp = thread.warp - 4;
         float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(warp);
-        bulk_reduce_add(sum, shared.out(warp), static_cast<u32>(Share::warp_floats(consumer) * 4));
+        bulk_reduce_add(sum, shared.out(warp), static_cast<u32>(Share::warp_floats(warp / 4) * 4));
         bulk_commit();
       }
     }
