@@ -76,8 +76,8 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
         assert bits(kernel, arrays, captured, options) == first, options
 
 
-def test_tiles_of_keys_that_go_up_and_down_in_groups_add_in_one_order() -> None:
-    """Two groups of eight and some of a third."""
+def test_many_tiles_of_keys_add_in_one_order() -> None:
+    """More than those that run at the same time."""
     spec = ordered("causal")
     expected = expect(spec, Case("groups", 150, 2200, heads=1))
     check(spec, expected, Mode("random", seed=6))

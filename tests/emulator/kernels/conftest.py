@@ -44,6 +44,7 @@ RESULTS: dict[Role, tuple[str, ...]] = {
     "main": ("dk", "dv"),
     "query": ("dq",),
     "finish": ("dq",),
+    "repair": ("dq", "dk", "dv"),
 }
 Edit = Callable[[str], str]
 #: Blocks of kernels whose blocks stay: fewer than there are tiles.
@@ -66,18 +67,17 @@ class Case:
     huge_stride: HugeStrideLayout | None = None
     #: Whether the loss depends on the log-sum-exp too.
     dlse: bool = False
-    #: The index from the end of a row of V with an infinite element; 0: none.
-    infinite_value_from_end: int = 0
-    #: The same for K.
-    infinite_key_from_end: int = 0
-    #: The number of first heads without infinite elements.
-    finite_heads: int = 0
+    #: An infinite value: that of the key which is so many from the end, if any.
+    bad_value: int = 0
+    #: The same of keys, and of queries.
+    bad_key: int = 0
+    bad_query: int = 0
+    #: How many heads, the first ones, have nothing infinite.
+    well: int = 0
     #: Where packed sequences are cut.
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
     sum_blocks: int | None = None
-    #: How many blocks the last tiles of keys are cut for, where they may be.
-    cut_blocks: int | None = None
 
     @property
     def lengths(self) -> Any:
@@ -117,9 +117,9 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    for name, from_end in (("v", case.infinite_value_from_end), ("k", case.infinite_key_from_end)):
+    for name, from_end in (("v", case.bad_value), ("k", case.bad_key), ("q", case.bad_query)):
         if from_end:
-            inputs[name][:, -from_end, case.finite_heads :, 0] = np.inf
+            inputs[name][:, -from_end, case.well :, 0] = np.inf
             inputs[name][:, -from_end - 1, :, 1] = -0.0
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
@@ -192,16 +192,12 @@ class Run:
     def planned(self) -> AttentionPlan:
         case = self.case
         made = plan(case.spec, case.schedule, case.arch)
-        if case.sum_blocks is None and case.cut_blocks is None:
+        blocks = case.sum_blocks
+        if blocks is None:
             return made
 
         def with_few(kernel: KernelPlan) -> KernelPlan:
-            sums = kernel.sums
-            if sums is not None and case.sum_blocks is not None:
-                sums = replace(sums, blocks=case.sum_blocks)
-            if sums is not None and sums.cuts is not None and case.cut_blocks is not None:
-                sums = replace(sums, cuts=replace(sums.cuts, blocks=case.cut_blocks))
-            return replace(kernel, sums=sums)
+            return kernel if kernel.sums is None else replace(kernel, sums=replace(kernel.sums, blocks=blocks))
 
         return replace(made, kernels=tuple(with_few(kernel) for kernel in made.kernels))
 
@@ -214,9 +210,10 @@ class Run:
         source = rendered(kernel)
         if edit is not None:
             source = KernelSource(kernel, edit(source.text))
-        for name in results_of(kernel):
+        # A repair keeps what it does not compute again.
+        for name in () if role == "repair" else results_of(kernel):
             self.arrays[name][...] = np.nan
-        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "dq_semaphore", "counter"}
+        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "failed_tiles", "counter"}
         workspaces |= {stored.name for stored in kernel.workspaces}
         writable = {*results_of(kernel), *workspaces}
         early = kernel.overlaps_predecessor
@@ -226,10 +223,7 @@ class Run:
         grid = grid_of(kernel, self.case.problem)
         if kernel.is_persistent:
             grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)
-        if not options.get("race"):
-            # Traffic is counted by the build for race mode: one build, which takes longest, serves all modes.
-            options.setdefault("traffic", [])
-        load(source, race=True).launch(grid, self.params(kernel), buffers, **options)
+        load(source, race=options.get("race", False)).launch(grid, self.params(kernel), buffers, **options)
 
     def params(self, kernel: KernelPlan) -> bytes:
         case, scale = self.case, self.want.scale
@@ -266,7 +260,6 @@ class Run:
     def tensor_map(self, box: Box) -> bytes:
         """The tensor map arguments of an array."""
         array, dtype = self.arrays[box.tensor], self.case.spec.dtype
-        array = array[None] if array.ndim == 3 else array
         strides = tuple(stride // array.itemsize for stride in array.strides)
         info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)
         return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()
@@ -304,7 +297,7 @@ def results_of(kernel: KernelPlan) -> tuple[str, ...]:
 
 
 def grid_of(kernel: KernelPlan, problem: Problem) -> tuple[int, int, int]:
-    if kernel.grid_over == "pairs":
+    if kernel.grid_over in ("pairs", "flags"):
         return kernel.grid(problem)
     length = problem.len_q if kernel.grid_over == "q" else problem.len_kv
     heads = problem.heads_q if kernel.grid_heads == "q" else problem.heads_kv
@@ -335,11 +328,15 @@ def check() -> Check:
         if run.plan.stores_probabilities:
             # Each kernel reads what the ones before it leave in memory.
             wanted |= set(roles)
+        # Gradients that a repair may compute again are judged after it.
+        repaired = {"main", "query"} if run.plan.has("repair") else set()
+        if wanted - {"forward"} and repaired:
+            wanted |= {*repaired, "repair"}
         wrong = []
         for role in roles:
             if role in wanted:
                 run.launch(role, (edits or {}).get(role), **options)
-                wrong += run.wrong(role)
+                wrong += run.wrong(role) if role not in repaired else []
         return wrong
 
     return check_

@@ -53,9 +53,9 @@ CASES: list[tuple[Spec, tuple[int, int], dict[str, Any]]] = [
     (Spec(40, dtype="fp16", varlen=True, dropout=True), (150, 70), {"batch": 3, "packing": PACKING, "arch": "sm_75"}),
     (Spec(24, dtype="fp32", mask=window(20, 10), direction="forward", cache="paged"), (20, 56), {"arch": "sm_75"}),
     # Tiles of keys of which the last two are cut, for each of the ways to share dQ; and with sums for two heads.
-    (Spec(96, dtype="fp16"), (300, 300), {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "cut_blocks": 4}),
-    (Spec(64), (520, 300), {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "cut_blocks": 4}),
-    (Spec(128), (620, 300), {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "cut_blocks": 7, "sum_blocks": 0}),
+    (Spec(96, dtype="fp16"), (300, 300), {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "sum_blocks": 0}),
+    (Spec(64), (520, 300), {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "sum_blocks": 0}),
+    (Spec(128), (620, 300), {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "sum_blocks": 0}),
     # No keys, or none that a tile of queries may attend to: loops that never run.
     (Spec(64), (10, 0), {}),
     (Spec(64, mask=causal()), (200, 10), {}),
