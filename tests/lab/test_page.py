@@ -89,7 +89,8 @@ def test_the_page_names_the_spec_the_kernels_and_their_reasons() -> None:
     for wanted in (
         "head_dim 128, bf16, causal", "forward_d128_causal_sm90a", "backward_main_d128_causal_sm90a",
         "because: the widest tile of keys", "What did not fit", "tile 128 x 64, stages 1",
-        "Not compiled: forward, prepare, main, repair.", "flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a",
+        "Not compiled: forward, prepare, main, repair.",
+        "flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a",
     ):  # fmt: skip
         assert wanted in text
 

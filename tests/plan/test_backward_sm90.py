@@ -17,7 +17,6 @@ from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.hopper.backward import HEAD_DIMS, NARROW_DIMS, why_not_backward
 from flashgen.plan.hopper.units import registers_at_launch
 from flashgen.plan.model.plans import KernelPlan, Problem
-from flashgen.render import render
 from flashgen.render.summary import header
 
 ARCH = get_arch("sm_90a")
@@ -142,9 +141,7 @@ def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
     }
     for mask in MASKS.values():
         kernel = backward(mask=mask)
-        assert any(region.name == "messages" for region in kernel.smem.regions) == (
-            "block_sparse" in kernel.switches
-        )
+        assert any(region.name == "messages" for region in kernel.smem.regions) == ("block_sparse" in kernel.switches)
 
 
 def test_a_log_sum_exp_is_divided_by_the_scale_where_logits_are_products() -> None:

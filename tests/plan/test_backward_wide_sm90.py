@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 
-import numpy as np
 import pytest
 
 import flashgen as fg
@@ -95,9 +94,7 @@ def test_the_producer_chooses_tiles_only_for_block_sparse_masks(role: str) -> No
     for name, mask in MASKS.items():
         kernel = backward(role=role, mask=mask)
         assert ("block_sparse" in kernel.switches) == (name in ("documents", "global"))
-        assert any(region.name == "messages" for region in kernel.smem.regions) == (
-            "block_sparse" in kernel.switches
-        )
+        assert any(region.name == "messages" for region in kernel.smem.regions) == ("block_sparse" in kernel.switches)
 
 
 @pytest.mark.parametrize("dims", WIDE_DIMS)

@@ -21,6 +21,7 @@ NARROW_DIMS = ((64, 64), (96, 96), (128, 128))
 WIDE_DIMS = ((192, 128), (192, 192), (256, 256))
 HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
 
+
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why a backward pass cannot use these kernels, as a clause; None if it can."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
@@ -84,7 +85,7 @@ def _main(frame: BackwardSm90, choice: Choice, sums: SumRing | None, failures: F
             share=", 64 keys each",
             in_order=ordered,
             own=(
-                Constant("presets_ahead", "presets_ahead" in tiles.switches, "the next S starts while dK is multiplied"),
+                Constant("presets_ahead", "presets_ahead" in tiles.switches, "the next S starts during dK"),
                 Constant("dq_last", "dq_last" in tiles.switches, "dQ is multiplied after dK, not before"),
             ),
         ),

@@ -19,6 +19,7 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Threads of a block of the repair kernel, and flags that it looks at.
 _REPAIR_THREADS, _REPAIR_FLAGS = 256, 32
 
+
 class BackwardSm90(BackwardFrame):
     """The backward pass of a kernel for Hopper."""
 

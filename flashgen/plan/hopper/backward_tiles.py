@@ -96,8 +96,8 @@ _AHEAD = (
     "columns it loses 1 to 3 %"
 )
 _BETWEEN = (
-    "dQ of the step before is multiplied between dV and dK, while dS is computed: at 128 columns 602 / 626 / 639, full, "
-    "beside 562 / 575 / 584 before dP"
+    "dQ of the step before is multiplied between dV and dK, while dS is computed: at 128 columns 602 / 626 / 639, "
+    "full, beside 562 / 575 / 584 before dP"
 )
 _LAST = "dQ of the step before is multiplied after dK, and takes the registers of dP: between dV and dK it would spill"
 

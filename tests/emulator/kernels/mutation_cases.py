@@ -315,6 +315,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (100, 200),
         {"arch": "sm_90a", "bad_value": 1},
     ),
+    # Keys of the same tile come before the query, which attends to them, and behind it.
+    "Hopper, backward, bad query": (
+        AttentionSpec(128, mask=causal()),
+        (200, 200),
+        {"arch": "sm_90a", "bad_query": 90},
+    ),
     # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
     "Hopper, backward, score": (
         AttentionSpec(128, score=Score.of(lambda s, b, h, q, k: s * 1.5 + k * 3.0 + log(300.5 - q))),

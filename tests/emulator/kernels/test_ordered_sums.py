@@ -49,7 +49,11 @@ BUGS = {
         causal(), "u32 turn_of(const Mask& mask", "? static_cast<u32>(key_tile) : 0", "? 0 : 0", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
-        BLOCK_SPARSE, "u32 end_of_adding(", "static_cast<u32>(left - lowest_bit(found))", "static_cast<u32>(left)", DEADLOCK
+        BLOCK_SPARSE,
+        "u32 end_of_adding(",
+        "static_cast<u32>(left - lowest_bit(found))",
+        "static_cast<u32>(left)",
+        DEADLOCK,
     ),
     "turns begin with what was there": Bug(
         full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"

@@ -5,7 +5,8 @@
 
 namespace flashgen {
 
-// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h + c.
+// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
+// c.
 template <i32 count>
 struct AllowedQueries {
   static_assert(count <= 64, "a lane's share of a row has a bit for each element");
@@ -45,7 +46,8 @@ FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Band<has_lower, has_
 
 // Of any mask, which never allows queries beyond the last. A loop keeps the code short.
 template <i32 count, class Mask>
-FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
+FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Mask& mask, i32 first_q, i32 first_key,
+                                                      Thread thread) {
   const i32 q = first_q + thread.column(), key = first_key + thread.row();
   AllowedQueries<count> allowed = {{0, 0}};
 #pragma unroll 1

@@ -30,9 +30,10 @@ struct BackwardSm90Config {
 
 constexpr i32 kPanelColumns = 64;
 
-// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that are left).
-// Each warp has 16 rows of it. The float32 sum in global memory has the layout of the accumulators: warp after warp,
-// then blocks of 16 rows x 8 columns, then four floats per lane. So all accesses are contiguous.
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that
+// are left). Each warp has 16 rows of it. The float32 sum in global memory has the layout of the
+// accumulators: warp after warp, then blocks of 16 rows x 8 columns, then four floats per lane. So all
+// accesses are contiguous.
 template <i32 tile_q, i32 head_dim, i32 consumers>
 struct DqShare {
   static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
@@ -43,7 +44,9 @@ struct DqShare {
 
   FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
   FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
-  FLASHGEN_DEVICE static i32 columns(i32 consumer) { return smaller(kPanelColumns, head_dim - column(consumer)); }
+  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
+    return smaller(kPanelColumns, head_dim - column(consumer));
+  }
   // The offset and the size of a warp's part of a tile. Warps are counted over all consumers.
   FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
     const i32 consumer = warp / 4;

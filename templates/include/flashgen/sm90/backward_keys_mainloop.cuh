@@ -1,14 +1,14 @@
 // The backward pass on Hopper, for heads wider than 128: dK and dV. backward_query_mainloop.cuh computes dQ.
 //
-// dK and dV of 64 keys fill the registers of a warpgroup each. So two warpgroups work on the same 64 keys, and loop over
-// blocks of 64 queries. Scores are transposed, as in backward_mainloop.cuh. Line numbers in comments are those of
-// Algorithm 2 of the FlashAttention-2 paper.
+// dK and dV of 64 keys fill the registers of a warpgroup each. So two warpgroups work on the same 64 keys,
+// and loop over blocks of 64 queries. Scores are transposed, as in backward_mainloop.cuh. Line numbers in
+// comments are those of Algorithm 2 of the FlashAttention-2 paper.
 //
 //     values   | S(i+1) = K Q^T  | dV += P(i)^T dO  | P(i+1) = exp(S - L), to shared memory
 //     keys     | dP(i+1) = V dO^T| dK += dS(i)^T Q  | P(i+1) from shared memory, dS = P (dP - D)
 //
-// The warpgroup that sums dK runs behind the other one. While one takes exponentials, the other one multiplies. Results
-// leave registers once, so they have the same bits in every run.
+// The warpgroup that sums dK runs behind the other one. While one takes exponentials, the other one
+// multiplies. Results leave registers once, so they have the same bits in every run.
 //
 // A step's sum is issued before the next step's pairs, because that frees its slot early.
 #pragma once
@@ -36,7 +36,8 @@ struct BackwardKeysConfig {
   bool has_upper;
 };
 
-template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries, class Score>
+template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Score>
 struct BackwardKeysMainloop {
   static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
   using Factors = Rounded<cfg.tile_q>;
@@ -49,8 +50,8 @@ struct BackwardKeysMainloop {
   struct Shared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
     using Base = KeyTileShared<cfg, T, Smem, Tile, Queries>;
     FLASHGEN_DEVICE PRing p_ring() const { return {Base::start + Smem::kPBarriers}; }
-    // The factors of dS on their way from one consumer to the other. What a lane writes, the same lane of the other
-    // warpgroup reads.
+    // The factors of dS on their way from one consumer to the other. What a lane writes, the same lane of the
+    // other warpgroup reads.
     FLASHGEN_DEVICE Vec16* factors(PAt at, Thread thread) const {
       constexpr i32 bytes = kWarpRows * cfg.tile_q * static_cast<i32>(sizeof(T));
       const i32 part = at.slot() * static_cast<i32>(warps) + thread.warp % static_cast<i32>(warps);
@@ -75,8 +76,8 @@ struct BackwardKeysMainloop {
     bool is_cut;
   };
 
-  // ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), makes P or dS of the
-  // result, and multiplies that by dO or Q (its sum: dV or dK).
+  // ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), makes P or dS
+  // of the result, and multiplies that by dO or Q (its sum: dV or dK).
 
   struct SumsValues {
     static constexpr i32 columns = cfg.head_dim_v;
@@ -87,8 +88,8 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE static DORing second_ring(const Shared& shared) { return shared.do_ring(); }
 
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
-    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared, typename QRing::Where at,
-                                            Thread thread) {
+    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared,
+                                            typename QRing::Where at, Thread thread) {
       if constexpr (Score::presets_lse) {
         preset_columns(scores, shared.lse(at), thread);
       } else {
@@ -97,15 +98,16 @@ struct BackwardKeysMainloop {
       issue_over_columns(scores, shared.k(), shared.q(at));
     }
     // Line 11: P_ij = exp(S_ij - L_i).
-    FLASHGEN_DEVICE static void finish_pairs(Factors& probabilities, Strip<cfg.tile_q>& scores, const Params& p,
-                                             const Shared& shared, const Tile& tile, Step step, typename QRing::Where at,
-                                             PAt p_at, Thread thread) {
-      const i32 first_q = step.queries.block * cfg.tile_q, first_key = tile.first_key + thread.warp % 4 * kWarpRows;
+    FLASHGEN_DEVICE static void finish_pairs(Factors& probabilities, Strip<cfg.tile_q>& scores,
+                                             const Params& p, const Shared& shared, const Tile& tile,
+                                             Step step, typename QRing::Where at, PAt p_at, Thread thread) {
+      const i32 first_q = step.queries.block * cfg.tile_q,
+                first_key = tile.first_key + thread.warp % 4 * kWarpRows;
       const auto pairs = Score::template load<cfg.tile_q>(p, tile, step.queries, first_q, first_key, thread);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (step.is_cut) {
-        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.queries.member), first_q, first_key,
-                                                  thread);
+        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.queries.member), first_q,
+                                                  first_key, thread);
         if constexpr (!Score::masks_query_end) allowed.forbid(scores);
       }
       Factors slopes;
@@ -148,14 +150,15 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE static QRing second_ring(const Shared& shared) { return shared.q_ring(); }
 
     // Line 13: dP_ij = dO_i V_j^T - D_i.
-    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& dp, const Shared& shared, typename DORing::Where at,
-                                            Thread thread) {
+    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& dp, const Shared& shared,
+                                            typename DORing::Where at, Thread thread) {
       preset_columns(dp, shared.dsum(at), thread);
       issue_over_columns(dp, shared.v(), shared.dout(at));
     }
     // Line 14: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&, const Shared& shared,
-                                             const Tile&, Step, typename DORing::Where, PAt p_at, Thread thread) {
+    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
+                                             const Shared& shared, const Tile&, Step, typename DORing::Where,
+                                             PAt p_at, Thread thread) {
       shared.p_ring().wait_full(p_at);
       Factors factors;
 #pragma unroll
@@ -235,7 +238,8 @@ struct BackwardKeysMainloop {
         queries.begin(p, tile);
         // Line 7: dK_j = 0, dV_j = 0.
         preset_zero(sum);
-        // Line 8: for each block of queries that may attend to some key of this tile, of each head of the group.
+        // Line 8: for each block of queries that may attend to some key of this tile, of each head of the
+        // group.
         if (!queries.over()) {
           Role::kept_ring(shared).wait_full(kept_at);
           {
@@ -271,7 +275,8 @@ struct BackwardKeysMainloop {
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
       const float scale[2] = {Role::scale(p), Role::scale(p)};
-      write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum, scale, here);
+      write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
+                                    scale, here);
     }
   };
 

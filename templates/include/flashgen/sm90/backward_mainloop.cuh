@@ -1,23 +1,26 @@
 // The backward pass on Hopper, for heads up to 128 wide: dQ, dK and dV in one kernel.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. A block keeps a tile of 128 keys and loops over blocks of
-// queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the consumers, own 64 of the
-// keys each. Line numbers in comments are those of Algorithm 2 of the FlashAttention-2 paper.
+// The kernel is warp-specialized, as FlashAttention-3 is. A block keeps a tile of 128 keys and loops over
+// blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
+// consumers, own 64 of the keys each. Line numbers in comments are those of Algorithm 2 of the
+// FlashAttention-2 paper.
 //
-// Scores are transposed: rows are keys. So P^T and dS^T in registers are the left operands of dV += P^T dO and
-// dK += dS^T Q. Only dQ = dS K needs the dS of both consumers, which therefore also goes to shared memory.
+// Scores are transposed: rows are keys. So P^T and dS^T in registers are the left operands of dV += P^T dO
+// and dK += dS^T Q. Only dQ = dS K needs the dS of both consumers, which therefore also goes to shared
+// memory.
 //
 // wgmma adds to what accumulators hold. S starts at -L, and dP starts at -D.
 //
 // dQ is one step behind, so that the other consumer's dS is there in time:
 //
-//     tensor cores   | S(i)      | dP(i)              | dV(i)   | dQ(i-1)          | dK(i)           |
-//     other units    | TMA adds dQ(i-2) |  P = exp(S), round    | dS = P dP, round, store | dQ(i-1) to shared memory |
+//     tensor cores | S(i)             | dP(i)       | dV(i)          | dQ(i-1)              | dK(i)
+//     others       | TMA adds dQ(i-2) | P = exp(S)  | dS = P (dP - D), to shared memory     | store dQ(i-1)
 //
 // P and dS come in chunks of 32 queries. The tensor cores multiply one chunk while the next one is computed.
 //
-// Policies: Tile says where rows lie (key_tile.cuh), Queries which blocks of queries there are (query_blocks.cuh), Score
-// how P follows from products (backward_scores.cuh), Sums how dQ is summed and finished (dq_sums_*.cuh).
+// Policies: Tile says where rows lie (key_tile.cuh), Queries which blocks of queries there are
+// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Sums how dQ is summed and
+// finished (dq_sums_*.cuh).
 #pragma once
 #include "flashgen/sm90/allowed_queries.cuh"
 #include "flashgen/sm90/backward_products.cuh"
@@ -25,8 +28,8 @@
 
 namespace flashgen {
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries, class Score,
-          class Sums>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Score, class Sums>
 struct BackwardMainloop {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Producer = KeyTileProducer<cfg, Params, Shared, Tile, Queries>;
@@ -74,8 +77,8 @@ struct BackwardMainloop {
     FLASHGEN_DEVICE void issue_half_of_dp(Strip<cfg.tile_q>& dp, i32 half) {
       issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(at), half);
     }
-    // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it multiplies K_j
-    // instead of dS, and the product is not used. A branch would serialize the products.
+    // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
+    // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
     FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
       shared.ds_ring().wait_full(of);
       const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
@@ -119,13 +122,15 @@ struct BackwardMainloop {
       if (is_cut) {
         const Thread own = thread.again();
         const i32 first_key = tile.first_key + (own.warp - 4) * kWarpRows;
-        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.member), first_q, first_key, own);
+        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.member), first_q,
+                                                  first_key, own);
       }
       if (is_first) shared.v_ring().wait_full(kv_at);
       // Addresses are computed in each step, to save registers.
       const Thread here = thread.again();
       const i32 warp_key = (here.warp - 4) * kWarpRows;
-      const Pairs pairs = Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
+      const Pairs pairs =
+          Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
       shared.do_ring().wait_full(at);
@@ -142,8 +147,8 @@ struct BackwardMainloop {
       Rounded<cfg.tile_q> probabilities, factors;
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
-        Score::template exponentiate<T>(scores, probabilities, factors, chunk, pairs, p, tile, step, shared.lse(q_at),
-                                        first_q, tile.first_key + warp_key, here);
+        Score::template exponentiate<T>(scores, probabilities, factors, chunk, pairs, p, tile, step,
+                                        shared.lse(q_at), first_q, tile.first_key + warp_key, here);
         if constexpr (Score::masks_query_end) {
           if (is_cut) {
             allowed.forbid(probabilities, chunk);
@@ -157,7 +162,8 @@ struct BackwardMainloop {
 
       Strip<kPanelColumns> dq;
       if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
-      // Line 14: dS_ij = P_ij (dP_ij - D_i). Line 16: dK_j += dS_ij^T Q_i. A chunk is issued once the next is stored.
+      // Line 14: dS_ij = P_ij (dP_ij - D_i). Line 16: dK_j += dS_ij^T Q_i. A chunk is issued once the next is
+      // stored.
       wgmma_wait<chunks + (cfg.dq_last ? 0 : 1)>();
       wgmma_pin(dp);
       Rounded<cfg.tile_q> ds;
@@ -202,10 +208,12 @@ struct BackwardMainloop {
       const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared.out(here.warp - 4);
       const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
-      if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) && here.lane == 0)
+      if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
+          here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
       sums.wait_buffer(at);
-      const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2], const TensorMap& map) {
+      const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
+                                  const TensorMap& map) {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
         store_strip(to, 0, strip, factor, here);
@@ -239,7 +247,8 @@ struct BackwardMainloop {
           sums.begin(tile);
           previous = in_buffer = none;
           if constexpr (cfg.presets_ahead) preset_scores(q_at);
-          // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
+          // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the
+          // group.
           while (!queries.over()) step(tile);
           shared.v_ring().release(kv_at, thread);
           add_dq();
@@ -279,8 +288,8 @@ struct BackwardMainloop {
     // The previous grids may run until here, and the next one may start from here on.
     griddep_wait();
     griddep_launch_dependents();
-    // Registers that the producer does not need go to the consumers. Each role finds out again which warp it is, because
-    // the producer can keep nothing.
+    // Registers that the producer does not need go to the consumers. Each role finds out again which warp it
+    // is, because the producer can keep nothing.
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       const Thread own = Thread::current().again();

@@ -8,8 +8,8 @@
 
 namespace flashgen {
 
-// Presets every row of an accumulator to `columns`, one float for each column. Products are added on top. The pin tells
-// ptxas that no product in flight writes these registers; otherwise it waits.
+// Presets every row of an accumulator to `columns`, one float for each column. Products are added on top. The
+// pin tells ptxas that no product in flight writes these registers; otherwise it waits.
 template <i32 count>
 FLASHGEN_DEVICE void preset_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
@@ -43,7 +43,8 @@ FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
   wgmma_fence();
 #pragma unroll
   for (i32 step = half * A::steps / 2; step < (half + 1) * A::steps / 2; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)), true);
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
   }
   wgmma_commit();
 }
@@ -60,8 +61,8 @@ FLASHGEN_DEVICE void issue_chunk(Strip<B::cols>& sums, const Rounded<B::rows>& a
   wgmma_commit();
 }
 
-// dS = factor (dP - D) of a chunk. dP - D is rounded in bf16, which has the exponents of float32 and multiplies two
-// elements at once. In fp16 it may be infinite, so it stays float.
+// dS = factor (dP - D) of a chunk. dP - D is rounded in bf16, which has the exponents of float32 and
+// multiplies two elements at once. In fp16 it may be infinite, so it stays float.
 template <i32 count>
 FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
                                     const u32 (&factors)[count / 8][4], i32 chunk) {
@@ -83,7 +84,8 @@ FLASHGEN_DEVICE void multiply_chunk(half_t, u32 (&ds)[count / 8][4], const float
 
 // Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
 template <class DSTile>
-FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk, Thread thread) {
+FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
+                                 Thread thread) {
   const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)

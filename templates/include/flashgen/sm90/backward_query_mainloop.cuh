@@ -1,8 +1,9 @@
 // The backward pass on Hopper, for heads wider than 128: dQ. backward_keys_mainloop.cuh computes dK and dV.
 //
-// A block keeps 128 queries, and each of two warpgroups owns 64 of them. The kernel loops over blocks of keys, like the
-// forward kernel, whose tiles, scheduler and blocks it shares. Rows of scores are queries, so dS in registers is the
-// left operand of dQ += dS K. Line numbers in comments are those of Algorithm 2 of the FlashAttention-2 paper.
+// A block keeps 128 queries, and each of two warpgroups owns 64 of them. The kernel loops over blocks of
+// keys, like the forward kernel, whose tiles, scheduler and blocks it shares. Rows of scores are queries, so
+// dS in registers is the left operand of dQ += dS K. Line numbers in comments are those of Algorithm 2 of the
+// FlashAttention-2 paper.
 //
 //     tensor cores   | dQ(i-1), S(i) = Q K^T | dP(i) = dO V^T      |
 //     other units    |                       | P(i) = exp(S - L)   | dS(i) = P (dP - D), round
@@ -48,7 +49,8 @@ struct DenseGradientTile : DenseTile {
   FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
     dout.load(p.dout_map, barrier, first_q, head, sequence);
   }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not used.
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
+  // used.
   template <i32 rows, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
     const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
@@ -61,7 +63,8 @@ struct DenseGradientTile : DenseTile {
   }
 };
 
-template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks, class Score>
+template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
+          class Score>
 struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
@@ -88,8 +91,12 @@ struct BackwardQueryMainloop {
 
     FLASHGEN_DEVICE QTile q() const { return {start + Smem::kQ}; }
     FLASHGEN_DEVICE DOTile dout() const { return {start + Smem::kDo}; }
-    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+      return KTile{start + Smem::kK}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+      return VTile{start + Smem::kV}.slot(at.slot());
+    }
     FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
     FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
     FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
@@ -118,7 +125,8 @@ struct BackwardQueryMainloop {
     }
   };
 
-  // ---- The producer. Only one lane waits and copies: another lane that came late to a barrier could miss a phase.
+  // ---- The producer. Only one lane waits and copies: another lane that came late to a barrier could miss a
+  // phase.
 
   struct Producer {
     const Params& p;
@@ -137,7 +145,8 @@ struct BackwardQueryMainloop {
       mbarrier_arrive_expect_tx(full, QTile::bytes + cfg.consumers * statistics_bytes);
       tile.load_q(shared.q(), p, full);
       for (i32 consumer = 0; consumer < cfg.consumers; ++consumer)
-        tile.template load_statistics<cfg.stats_rows>(shared_address(shared.statistics(consumer)), p, full, consumer);
+        tile.template load_statistics<cfg.stats_rows>(shared_address(shared.statistics(consumer)), p, full,
+                                                      consumer);
     }
     FLASHGEN_DEVICE void load_gradients(const Tile& tile) {
       shared.do_ring().wait_empty(q_at);
@@ -303,8 +312,8 @@ struct BackwardQueryMainloop {
         while (!blocks.is_last()) {
           blocks.advance(read);
           Scores scores, dp;
-          // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot are soon
-          // free.
+          // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
+          // are soon free.
           issue_dq();
           issue_scores(scores);
           wgmma_wait<1>();
@@ -330,7 +339,8 @@ struct BackwardQueryMainloop {
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
       const float scale[2] = {p.scale, p.scale};
-      write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale, here);
+      write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
+                                   here);
     }
   };
 

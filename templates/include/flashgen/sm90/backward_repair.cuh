@@ -1,7 +1,9 @@
-// Computes tiles of gradients again that the mainloops flagged (failed_tiles.cuh): pair by pair, without tensor cores,
-// and only for pairs that the mask allows. So a NaN reaches the results that it has to reach, and no other.
+// Computes tiles of gradients again that the mainloops flagged (failed_tiles.cuh): pair by pair, without
+// tensor cores, and only for pairs that the mask allows. So a NaN reaches the results that it has to reach,
+// and no other.
 //
-// Such tiles are rare, and there is no bound on the time that they take. Without flags the kernel ends at once.
+// Such tiles are rare, and there is no bound on the time that they take. Without flags the kernel ends at
+// once.
 #pragma once
 #include "flashgen/sm90/backward_scores.cuh"
 
@@ -52,14 +54,14 @@ struct BackwardRepair {
   }
   template <i32 columns>
   FLASHGEN_DEVICE void store(T* to, const Row<columns>& row, float scale) const {
-    for_columns<columns>([&](i32 i, i32 column) {
-      to[column] = T{static_cast<u16>(pack(T{}, row.x[i] * scale, 0.0f))};
-    });
+    for_columns<columns>(
+        [&](i32 i, i32 column) { to[column] = T{static_cast<u16>(pack(T{}, row.x[i] * scale, 0.0f))}; });
   }
   template <i32 columns>
   FLASHGEN_DEVICE static void add(Row<columns>& sum, float factor, const Row<columns>& row) {
 #pragma unroll
-    for (i32 i = 0; i < ceil_div(columns, kWarpSize); ++i) sum.x[i] = fused_multiply_add(factor, row.x[i], sum.x[i]);
+    for (i32 i = 0; i < ceil_div(columns, kWarpSize); ++i)
+      sum.x[i] = fused_multiply_add(factor, row.x[i], sum.x[i]);
   }
   template <i32 columns>
   FLASHGEN_DEVICE static float dot(const Row<columns>& a, const Row<columns>& b) {
@@ -78,8 +80,8 @@ struct BackwardRepair {
     float p;
     float ds;
   };
-  FLASHGEN_DEVICE Pair pair(const Wide& q_row, const Wide& k_row, const WideV& dout_row, const WideV& v_row, i32 sequence,
-                            i32 head, i32 q, i32 key) const {
+  FLASHGEN_DEVICE Pair pair(const Wide& q_row, const Wide& k_row, const WideV& dout_row, const WideV& v_row,
+                            i32 sequence, i32 head, i32 q, i32 key) const {
     const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q + q;
     const ScoreAndSlope score = Score::of_pair(p, sequence, head, q, key, dot(q_row, k_row) * p.scale);
     const float probability = exp2_approx(fused_multiply_add(score.value, kLog2E, negate_lse(p.lse[number])));
@@ -98,7 +100,9 @@ struct BackwardRepair {
     for (i32 key = 0; key < p.len_kv; ++key) {
       if (!mask.allows(q, key)) continue;
       const Wide k_row = load<cfg.head_dim>(k + key * p.k_row);
-      add(dq, pair(q_row, k_row, dout_row, load<cfg.head_dim_v>(v + key * p.v_row), sequence, head, q, key).ds, k_row);
+      add(dq,
+          pair(q_row, k_row, dout_row, load<cfg.head_dim_v>(v + key * p.v_row), sequence, head, q, key).ds,
+          k_row);
     }
     store(p.dq + sequence * p.dq_batch + head * p.dq_head + q * p.dq_row, dq, p.scale);
   }
@@ -132,7 +136,8 @@ struct BackwardRepair {
     const bool is_query = flag < p.query_flags;
     const i32 tile_rows = is_query ? cfg.tile_q : cfg.tile_kv, rows = is_query ? p.len_q : p.len_kv;
     const i32 heads = is_query ? p.heads_q : p.heads_kv, number = is_query ? flag : flag - p.query_flags;
-    const i32 tiles = ceil_div(rows, tile_rows), head = number / tiles % heads, sequence = number / tiles / heads;
+    const i32 tiles = ceil_div(rows, tile_rows), head = number / tiles % heads,
+              sequence = number / tiles / heads;
     const i32 first = number % tiles * tile_rows;
     for (i32 row = first + thread.warp; row < smaller(first + tile_rows, rows); row += cfg.warps) {
       if (is_query) {

@@ -2,8 +2,8 @@
 //
 //     dS = factor (dP - D),   factor = P times the slope of the score
 //
-// Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries beyond the
-// last must be masked, because an expression may turn their products, which are 0, into anything.
+// Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
+// beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/score.cuh"
@@ -37,8 +37,9 @@ struct NoScore {
   // Of one chunk: P, rounded.
   template <class T, i32 queries, class Params, class Tile>
   FLASHGEN_DEVICE static void exponentiate(const Strip<queries>& scores, Rounded<queries>& probabilities,
-                                           Rounded<queries>&, i32 chunk, const Pairs<queries>&, const Params& p,
-                                           const Tile&, QueryStep, const float*, i32, i32, Thread) {
+                                           Rounded<queries>&, i32 chunk, const Pairs<queries>&,
+                                           const Params& p, const Tile&, QueryStep, const float*, i32, i32,
+                                           Thread) {
 #pragma unroll
     for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); i += 2)
       probabilities[i / 8][i % 8 / 2] =
@@ -47,15 +48,16 @@ struct NoScore {
 
   // Where rows are queries: the factors of dS take the place of the scores.
   template <i32 keys, class Params, class Tile>
-  FLASHGEN_DEVICE static void take_factors(Strip<keys>& scores, const Params& p, const Tile&, const float (&)[2], i32,
-                                           i32, Thread) {
+  FLASHGEN_DEVICE static void take_factors(Strip<keys>& scores, const Params& p, const Tile&,
+                                           const float (&)[2], i32, i32, Thread) {
 #pragma unroll
     for (i32 i = 0; i < keys / 2; ++i) scores[i] = exp2_approx(scores[i] * p.scale_log2);
   }
 };
 
-// Scores that expressions compute. `Score` is the kernel's own struct of that name. Without `has_slope_` all slopes are
-// 1, and the factor of dS is P. `loads_ahead`: what the score loads for each pair comes while S is multiplied.
+// Scores that expressions compute. `Score` is the kernel's own struct of that name. Without `has_slope_` all
+// slopes are 1, and the factor of dS is P. `loads_ahead`: what the score loads for each pair comes while S is
+// multiplied.
 template <class Score, bool has_slope_, bool loads_ahead>
 struct ExpressionScore {
   static constexpr bool presets_lse = false;
@@ -84,7 +86,8 @@ struct ExpressionScore {
     }
   }
   template <class Params>
-  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params& p, i32 sequence, i32 head, i32 q, i32 key, float logit) {
+  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params& p, i32 sequence, i32 head, i32 q, i32 key,
+                                               float logit) {
     const Score score{p, sequence, head};
     return score.value_and_slope(logit, score.first_at(q, key), 0, 0);
   }
@@ -92,8 +95,8 @@ struct ExpressionScore {
   template <class T, i32 queries, class Params, class Tile>
   FLASHGEN_DEVICE static void exponentiate(const Strip<queries>& products, Rounded<queries>& probabilities,
                                            Rounded<queries>& factors, i32 chunk, const Pairs<queries>& pairs,
-                                           const Params& p, const Tile& tile, QueryStep step, const float* lse,
-                                           i32 first_q, i32 first_key, Thread thread) {
+                                           const Params& p, const Tile& tile, QueryStep step,
+                                           const float* lse, i32 first_q, i32 first_key, Thread thread) {
     const Score score = ExpressionScore::score(p, tile, step);
     const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
@@ -125,7 +128,8 @@ struct ExpressionScore {
 #pragma unroll
     for (i32 i = 0; i < keys / 2; ++i) {
       const i32 h = i / 2 % 2;
-      const ScoreAndSlope of = score.value_and_slope(products[i] * p.scale, first, 8 * h, 8 * (i / 4) + i % 2);
+      const ScoreAndSlope of =
+          score.value_and_slope(products[i] * p.scale, first, 8 * h, 8 * (i / 4) + i % 2);
       products[i] = exp2_approx(fused_multiply_add(of.value, kLog2E, lse[h])) * of.slope;
     }
   }

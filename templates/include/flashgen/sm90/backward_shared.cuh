@@ -25,9 +25,12 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
   using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   // The staging buffer of a warp: its share of dQ, or its rows of dK and dV.
   static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
-  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "dK and dV fit in the staging buffer of dQ");
+  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
+                "dK and dV fit in the staging buffer of dQ");
 
-  FLASHGEN_DEVICE DSTile ds(typename DSRing::Where at) const { return DSTile{start + Smem::kDs}.slot(at.slot()); }
+  FLASHGEN_DEVICE DSTile ds(typename DSRing::Where at) const {
+    return DSTile{start + Smem::kDs}.slot(at.slot());
+  }
   FLASHGEN_DEVICE DSRing ds_ring() const { return {start + Smem::kDsBarriers}; }
   // Warps are counted over all consumers.
   FLASHGEN_DEVICE u32 out(i32 warp) const { return start + Smem::kDq + static_cast<u32>(warp * out_bytes); }
@@ -58,9 +61,9 @@ struct alignas(32) DqPart {
   bool is_last;
 };
 
-// Scales and rounds 32 columns of a part's 16 rows into a tile in shared memory. The finisher warp competes with
-// consumers for issue slots, so each instruction counts. With `in_place` the tile overlays the first half of the part,
-// which has been read by then.
+// Scales and rounds 32 columns of a part's 16 rows into a tile in shared memory. The finisher warp competes
+// with consumers for issue slots, so each instruction counts. With `in_place` the tile overlays the first
+// half of the part, which has been read by then.
 template <i32 box, bool in_place, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
@@ -73,7 +76,8 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
       const Vec16 four = fours[(4 * box + 2 * n + i) * kWarpSize];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h)
-        words[n][2 * i + h] = pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+        words[n][2 * i + h] =
+            pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
     if constexpr (in_place) {
       // Everything is read before the first element is overwritten. Two at a time, to save registers.
@@ -84,11 +88,13 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
   if constexpr (in_place) {
 #pragma unroll
-    for (i32 n = 0; n < 2; ++n) stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
+    for (i32 n = 0; n < 2; ++n)
+      stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
   }
 }
 
-// Whether the first row of a part's 16 is not finite. One row is enough, see failed_tiles.cuh. All lanes call.
+// Whether the first row of a part's 16 is not finite. One row is enough, see failed_tiles.cuh. All lanes
+// call.
 template <bool checks>
 FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
   if constexpr (!checks) return false;

@@ -1,15 +1,17 @@
-// dQ as a sum over tiles of keys, added in any order: one of the two Sums policies of the fused backward kernel.
+// dQ as a sum over tiles of keys, added in any order: one of the two Sums policies of the fused backward
+// kernel.
 //
-// Consumers leave their shares of dQ in shared memory, and TMA adds them to a float32 sum in global memory. Only heads
-// under way have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside the producer finish
-// what is complete:
+// Consumers leave their shares of dQ in shared memory, and TMA adds them to a float32 sum in global memory.
+// Only heads under way have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
+// the producer finish what is complete:
 //
-//     reporter    counts, for all blocks, tiles of keys that have added; tells consumers when a ring slot is cleared
-//     collector   one lane that draws tiles of queries, head after head, and loads their complete sums by TMA
-//     finisher    scales, rounds and stores them, and clears the sums for a later head
+//     reporter    counts, for all blocks, tiles of keys that have added; tells consumers when a ring slot is
+//     cleared collector   one lane that draws tiles of queries, head after head, and loads their complete
+//     sums by TMA finisher    scales, rounds and stores them, and clears the sums for a later head
 //
-// There is no deadlock. A head waits for the one that used its slot before, and a tile of queries for the tiles of keys
-// of its head. Tiles are drawn in order by running blocks, and no section of heads waits for itself.
+// There is no deadlock. A head waits for the one that used its slot before, and a tile of queries for the
+// tiles of keys of its head. Tiles are drawn in order by running blocks, and no section of heads waits for
+// itself.
 #pragma once
 #include "flashgen/sm90/backward_shared.cuh"
 
@@ -54,14 +56,19 @@ struct SumsInAnyOrder {
   FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::Where at) {
     return reinterpret_cast<DqPart*>(shared.base + Smem::kSumParts)[at.slot()];
   }
-  // Two barriers with a phase for each tile of keys: all warps' shares of the previous tile have been added to dQ, and
-  // this tile's may be.
+  // Two barriers with a phase for each tile of keys: all warps' shares of the previous tile have been added
+  // to dQ, and this tile's may be.
   FLASHGEN_DEVICE static u32 added(Shared shared) { return shared.start + Smem::kTurnBarriers; }
   FLASHGEN_DEVICE static u32 may_add(Shared shared) { return added(shared) + 8; }
   FLASHGEN_DEVICE static u32 turn_of(TileAt tile) { return tile.count % 2; }
-  // How many tiles of keys have added to the sums of a group, and how many tiles of a head's dQ are finished and cleared.
-  FLASHGEN_DEVICE static u32* added_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
-  FLASHGEN_DEVICE static u32* finished_tiles(const Params& p, i32 head) { return p.head_counts + 2 + 2 * head; }
+  // How many tiles of keys have added to the sums of a group, and how many tiles of a head's dQ are finished
+  // and cleared.
+  FLASHGEN_DEVICE static u32* added_tiles(const Params& p, i32 first_head) {
+    return p.head_counts + 1 + 2 * first_head;
+  }
+  FLASHGEN_DEVICE static u32* finished_tiles(const Params& p, i32 head) {
+    return p.head_counts + 2 + 2 * head;
+  }
 
   FLASHGEN_DEVICE static void init(Shared shared) {
     sum_ring(shared).init(2, kWarpSize);
@@ -85,17 +92,23 @@ struct SumsInAnyOrder {
     // The number of the group's first tile of queries in the ring of sums.
     i32 first_number;
 
-    FLASHGEN_DEVICE void begin(const Tile& tile) { first_number = tile.first_head(p) % p.sum_heads * p.q_tiles; }
-    FLASHGEN_DEVICE i32 number(QueryStep step) const { return first_number + step.member * p.q_tiles + step.block; }
+    FLASHGEN_DEVICE void begin(const Tile& tile) {
+      first_number = tile.first_head(p) % p.sum_heads * p.q_tiles;
+    }
+    FLASHGEN_DEVICE i32 number(QueryStep step) const {
+      return first_number + step.member * p.q_tiles + step.block;
+    }
 
-    // All additions of the previous tile of keys are complete. Its stores of dK and dV, two groups, may be in flight.
+    // All additions of the previous tile of keys are complete. Its stores of dK and dV, two groups, may be in
+    // flight.
     FLASHGEN_DEVICE void report(Thread thread) const {
       if (thread.lane == 0) {
         bulk_wait<2>();
         mbarrier_arrive(added(shared));
       }
     }
-    // A tile that no query attends to adds nothing. But a warp that ran ahead could make the reporter miss a phase.
+    // A tile that no query attends to adds nothing. But a warp that ran ahead could make the reporter miss a
+    // phase.
     FLASHGEN_DEVICE void pass(TileAt tile_at, Thread thread) const {
       report(thread);
       mbarrier_wait(may_add(shared), turn_of(tile_at));
@@ -107,7 +120,8 @@ struct SumsInAnyOrder {
       warp_sync();
       if (thread.lane == 0) {
         const i32 warp = thread.warp - 4;
-        float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(warp);
+        float* const sum =
+            p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(warp);
         bulk_reduce_add(sum, shared.out(warp), static_cast<u32>(Share::warp_floats(warp / 4) * 4));
         bulk_commit();
       }
@@ -142,7 +156,8 @@ struct SumsInAnyOrder {
       if (head >= p.sum_heads) {
         // Earlier heads used these sums. Wait until they are finished, and the sums are cleared.
         for (i32 member = thread.lane; member < p.group; member += kWarpSize) {
-          while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {
+          while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) !=
+                 static_cast<u32>(p.q_tiles)) {
           }
         }
         // TMA of another block cleared the sums, and TMA of this block adds to them.
@@ -170,14 +185,15 @@ struct SumsInAnyOrder {
       const i32 place = head % p.sum_heads * p.q_tiles + tile, sequence = head / p.heads_q;
       for (i32 warp = 0; warp < parts; ++warp) {
         const i32 consumer = warp / 4;
-        const DqPart to = {Share::column(consumer),
-                           tile * cfg.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-                           head - sequence * p.heads_q,
-                           sequence,
-                           place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
-                           Share::warp_floats(consumer) / (2 * SumLines::floats),
-                           head + p.sum_heads < heads,
-                           warp == parts - 1};
+        const DqPart to = {
+            Share::column(consumer),
+            tile * cfg.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
+            head - sequence * p.heads_q,
+            sequence,
+            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+            Share::warp_floats(consumer) / (2 * SumLines::floats),
+            head + p.sum_heads < heads,
+            warp == parts - 1};
         const u32 full = sum_ring(shared).full(at);
         sum_ring(shared).wait_empty(at);
         part(shared, at) = to;
@@ -203,7 +219,8 @@ struct SumsInAnyOrder {
       const DqPart& to = part(shared, at);
       const i32 boxes = to.boxes;
       if (boxes == 0) break;
-      const Rows rows = Rows{shared.start + Smem::kDqRows}.slot(static_cast<i32>(at.count % cfg.rounded_stages));
+      const Rows rows =
+          Rows{shared.start + Smem::kDqRows}.slot(static_cast<i32>(at.count % cfg.rounded_stages));
       if (thread.lane == 0) bulk_wait_read<cfg.rounded_stages - 1>();
       warp_sync();
       const float* const from = reinterpret_cast<const float*>(sum(shared, at));

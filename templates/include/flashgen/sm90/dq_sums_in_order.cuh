@@ -1,18 +1,21 @@
-// dQ as a sum over tiles of keys, added in a fixed order: the other Sums policy of the fused backward kernel. Sums are
-// then the same bits in every run.
+// dQ as a sum over tiles of keys, added in a fixed order: the other Sums policy of the fused backward kernel.
+// Sums are then the same bits in every run.
 //
-// Each tile of queries has a turn in global memory: one more than the last tile of keys that has added to it. Tiles of
-// keys add from the first to the last. The first one stores, so that sums need not be cleared. Consumers leave their
-// shares in shared memory, as always, and the three warps beside the producer go on:
+// Each tile of queries has a turn in global memory: one more than the last tile of keys that has added to it.
+// Tiles of keys add from the first to the last. The first one stores, so that sums need not be cleared.
+// Consumers leave their shares in shared memory, as always, and the three warps beside the producer go on:
 //
-//     two adders   wait for the turn, have TMA add, wait for completion and pass the turn; each takes every other step
-//     finisher     waits for the last turn of a tile of queries, then scales, rounds and stores its sum
+//     two adders   wait for the turn, have TMA add, wait for completion and pass the turn; each takes every
+//     other step finisher     waits for the last turn of a tile of queries, then scales, rounds and stores
+//     its sum
 //
-// There is no deadlock. Blocks draw tiles of keys in order, process theirs in that order, and a tile waits only for
-// earlier tiles of the same head. So the earliest unfinished tile waits for no other, however few blocks run.
+// There is no deadlock. Blocks draw tiles of keys in order, process theirs in that order, and a tile waits
+// only for earlier tiles of the same head. So the earliest unfinished tile waits for no other, however few
+// blocks run.
 //
-// Waits are rare. All tiles of keys visit the queries from the last to the first. If two start together, the later one
-// waits for one addition, once, and stays behind. A causal mask makes the later one come later anyway.
+// Waits are rare. All tiles of keys visit the queries from the last to the first. If two start together, the
+// later one waits for one addition, once, and stays behind. A causal mask makes the later one come later
+// anyway.
 #pragma once
 #include "flashgen/sm90/backward_shared.cuh"
 
@@ -78,8 +81,8 @@ struct SumsInOrder {
       return Queries::visited(mask, first_key).has(block);
     }
   }
-  // One more than the last tile of keys before `end` that adds to the block of queries, or 0. All lanes of a warp call,
-  // and get the same.
+  // One more than the last tile of keys before `end` that adds to the block of queries, or 0. All lanes of a
+  // warp call, and get the same.
   FLASHGEN_DEVICE static u32 end_of_adding(const Mask& mask, i32 block, i32 end, Thread thread) {
     for (i32 left = end; left > 0; left -= kWarpSize) {
       const i32 earlier = left - 1 - thread.lane;
@@ -93,8 +96,8 @@ struct SumsInOrder {
     if constexpr (Queries::sends_messages) return end_of_adding(mask, block, key_tile, thread);
     return key_tile > 0 && adds(mask, block, key_tile - 1) ? static_cast<u32>(key_tile) : 0;
   }
-  // Waits until `turns` says `turn`. Bulk additions that this thread issues afterwards are ordered after those of the
-  // previous tiles of keys.
+  // Waits until `turns` says `turn`. Bulk additions that this thread issues afterwards are ordered after
+  // those of the previous tiles of keys.
   FLASHGEN_DEVICE static void wait_turn(const u32* turns, u32 turn) {
     while (load_acquire(turns) != turn) {
     }
@@ -129,8 +132,8 @@ struct SumsInOrder {
       tile_at.advance();
     }
   }
-  FLASHGEN_DEVICE static void add_step(const Params& p, Shared shared, const Tile& tile, QueryStep step, StepAt at,
-                                       Thread thread) {
+  FLASHGEN_DEVICE static void add_step(const Params& p, Shared shared, const Tile& tile, QueryStep step,
+                                       StepAt at, Thread thread) {
     const i32 key_tile = tile.first_key / cfg.tile_kv;
     const u32 turn = turn_of(tile.template mask<Mask>(p, step.member), step.block, key_tile, thread);
     if (thread.lane != 0) return;
@@ -171,8 +174,8 @@ struct SumsInOrder {
     u32 count;
   };
 
-  // Blocks divide the shares of all tiles of queries in the order in which these are likely to complete. Nobody waits
-  // for a finisher.
+  // Blocks divide the shares of all tiles of queries in the order in which these are likely to complete.
+  // Nobody waits for a finisher.
   FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
     Finished& share = *reinterpret_cast<Finished*>(shared.base + Smem::kSumParts);
     const auto at = [&]() { return typename SumRing::Where{share.count}; };
@@ -183,9 +186,11 @@ struct SumsInOrder {
     while (true) {
       warp_sync();
       const i32 number = share.number, consumer = number % cfg.consumers;
-      const i32 blocks_of_head = p.group * p.q_tiles, blocks = blocks_of_head * (opaque(p.tiles) / p.kv_tiles);
+      const i32 blocks_of_head = p.group * p.q_tiles,
+                blocks = blocks_of_head * (opaque(p.tiles) / p.kv_tiles);
       if (number >= blocks * cfg.consumers) break;
-      const SectionTile place = section_tile<cfg.section_heads>(number / cfg.consumers, blocks, blocks_of_head);
+      const SectionTile place =
+          section_tile<cfg.section_heads>(number / cfg.consumers, blocks, blocks_of_head);
       const i32 sequence = place.head / p.heads_kv, head_kv = place.head - sequence * p.heads_kv;
       const i32 head = head_kv * p.group + place.turn % p.group, turn = place.turn / p.group;
       // Without a mask the last queries are complete first.
@@ -206,7 +211,8 @@ struct SumsInOrder {
           sum_ring(shared).wait_empty(at());
           mbarrier_arrive_expect_tx(sum_ring(shared).full(at()), bytes);
           bulk_load(shared.start + Smem::kSum,
-                    p.dq_accum + static_cast<i64>(query_tile) * Share::tile_floats + Share::warp_begin(4 * consumer),
+                    p.dq_accum + static_cast<i64>(query_tile) * Share::tile_floats +
+                        Share::warp_begin(4 * consumer),
                     bytes, sum_ring(shared).full(at()));
         }
         sum_ring(shared).wait_full(at());
@@ -238,8 +244,8 @@ struct SumsInOrder {
 #pragma unroll 1
     for (i32 warp = 0; warp < 4; ++warp) {
       const Thread here = thread.again();
-      const float* const from =
-          reinterpret_cast<const float*>(shared.base + Smem::kSum) + opaque(warp) * Share::warp_floats(consumer);
+      const float* const from = reinterpret_cast<const float*>(shared.base + Smem::kSum) +
+                                opaque(warp) * Share::warp_floats(consumer);
       const typename Shared::DQRows rows = {shared_address(from)};
       if (has_failed<Queries::has_mask>(from, Share::columns(consumer), here) && here.lane == 0)
         flag_queries<Queries::has_mask>(p, share.sequence, share.head, share.row / cfg.tile_q);
@@ -249,7 +255,8 @@ struct SumsInOrder {
       warp_sync();
       if (here.lane == 0) {
         const i32 row = share.row + warp * kWarpRows;
-        if (row < p.len_q) tma_store_4d(&p.dq_map, rows.address, share.column, row, share.head, share.sequence);
+        if (row < p.len_q)
+          tma_store_4d(&p.dq_map, rows.address, share.column, row, share.head, share.sequence);
         bulk_commit();
       }
     }

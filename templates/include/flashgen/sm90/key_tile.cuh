@@ -1,5 +1,5 @@
-// Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels that keep
-// keys. A tile is what the producer announces to the other warps.
+// Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
+// that keep keys. A tile is what the producer announces to the other warps.
 #pragma once
 #include "flashgen/band.cuh"
 #include "flashgen/panel.cuh"
@@ -64,7 +64,8 @@ struct alignas(16) DenseKeyTile {
   }
   // L (part 0) or D (part 1) of a block of queries.
   template <class Params>
-  FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step, i32 part) const {
+  FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step,
+                                       i32 part) const {
     const i32 number = (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
     tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * number + part, 0, 0);
   }
@@ -75,9 +76,10 @@ struct alignas(16) DenseKeyTile {
   }
 };
 
-// Which tile of keys a persistent block computes next: blocks draw numbers from a counter, so that none waits while
-// another has tiles left. Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2
-// cache. Within a section the tile varies slowest, from the first one: a causal mask makes that the longest.
+// Which tile of keys a persistent block computes next: blocks draw numbers from a counter, so that none waits
+// while another has tiles left. Consecutive numbers are tiles of a few heads, a section, whose operands then
+// stay in the L2 cache. Within a section the tile varies slowest, from the first one: a causal mask makes
+// that the longest.
 //
 // Blocks draw their first tile, too. So a tile never waits for one that no running block has drawn.
 template <i32 tile_kv, i32 section_heads, class Params>

@@ -1,4 +1,5 @@
-// What the backward kernels that keep tiles of keys share: operands in shared memory, and the producer that loads them.
+// What the backward kernels that keep tiles of keys share: operands in shared memory, and the producer that
+// loads them.
 #pragma once
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/query_blocks.cuh"
@@ -29,7 +30,9 @@ struct KeyTileShared {
   FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
   FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
   FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const { return DOTile{start + Smem::kDo}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+    return DOTile{start + Smem::kDo}.slot(at.slot());
+  }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
   FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
@@ -63,9 +66,9 @@ struct KeyTileShared {
   }
 };
 
-// One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA. Only one lane
-// waits and copies: another lane that came late to a barrier could miss a phase. The tile stays in shared memory,
-// because the producer has few registers.
+// One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA.
+// Only one lane waits and copies: another lane that came late to a barrier could miss a phase. The tile stays
+// in shared memory, because the producer has few registers.
 template <auto cfg, class Params, class Shared, class Tile, class Queries>
 struct KeyTileProducer {
   using Message = typename Queries::Message;

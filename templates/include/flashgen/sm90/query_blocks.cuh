@@ -1,11 +1,11 @@
 // Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step, message_of)
-//     begin(p, tile), over(), take(read)           a consumer follows, step by step
-//     is_cut(p, tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
+//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
+//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
 //
-// `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their probabilities
-// 0, unless the score is computed by an expression.
+// `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
+// probabilities 0, unless the score is computed by an expression.
 #pragma once
 #include "flashgen/sm90/key_tile.cuh"
 #include "flashgen/walk.cuh"
@@ -22,10 +22,12 @@ template <auto cfg, bool masks_query_end, class Mask>
 FLASHGEN_DEVICE bool is_full_strip(const Mask& mask, i32 block, i32 first_key, i32 strip) {
   const i32 first_q = block * cfg.tile_q, end_q = first_q + cfg.tile_q;
   const i32 key = first_key + strip * kWarpgroupRows;
-  return mask.is_full(first_q, masks_query_end ? end_q : smaller(end_q, mask.len_q), key, key + kWarpgroupRows);
+  return mask.is_full(first_q, masks_query_end ? end_q : smaller(end_q, mask.len_q), key,
+                      key + kWarpgroupRows);
 }
 
-// Of a band: every block of a range, the same for each head. Producer and consumers compute it for themselves.
+// Of a band: every block of a range, the same for each head. Producer and consumers compute it for
+// themselves.
 template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
 struct BandQueries {
   static constexpr bool has_mask = Mask::is_bounded;
@@ -77,19 +79,21 @@ struct BandQueries {
   }
   template <class Tile, class Params>
   FLASHGEN_DEVICE bool is_cut(const Params& p, const Tile& tile, QueryStep step, i32 strip) const {
-    return !is_full_strip<cfg, masks_query_end>(tile.template mask<Mask>(p, step.member), step.block, tile.first_key,
-                                                strip);
+    return !is_full_strip<cfg, masks_query_end>(tile.template mask<Mask>(p, step.member), step.block,
+                                                tile.first_key, strip);
   }
 };
 
-// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each other block.
+// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each
+// other block.
 template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
 struct SparseQueries {
   static constexpr bool has_mask = true;
   static constexpr bool sends_messages = true;
   struct alignas(8) Message {
     i32 block;
-    // Bit 0: it is the last one. Bit 1 + i: the mask forbids some pair of strip i. From bit kMember on: the head.
+    // Bit 0: it is the last one. Bit 1 + i: the mask forbids some pair of strip i. From bit kMember on: the
+    // head.
     u32 facts;
   };
   static constexpr i32 kCut = 1, kMember = 8, strips = cfg.tile_kv / kWarpgroupRows;
@@ -98,8 +102,8 @@ struct SparseQueries {
   u32 facts;
 
   template <class Tile, class Params, class Announce, class Visit>
-  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread thread, const Announce& announce,
-                                       const Visit& visit) {
+  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread thread,
+                                       const Announce& announce, const Visit& visit) {
     // Where blocks descend, position i of the walk is block -i.
     const auto block_of = [](i32 position) { return descending ? -position : position; };
     i32 member = -1;
@@ -111,7 +115,8 @@ struct SparseQueries {
       for (;;) {
         if (member >= 0) {
           const Mask mask = tile.template mask<Mask>(p, member);
-          walk.advance(thread, [&](i32 i) { return !is_empty_block<cfg>(mask, block_of(i), tile.first_key); });
+          walk.advance(thread,
+                       [&](i32 i) { return !is_empty_block<cfg>(mask, block_of(i), tile.first_key); });
         }
         if (!walk.over() || ++member == p.group) break;
         const Range blocks = tile.template mask<Mask>(p, member).query_tiles(
@@ -124,8 +129,8 @@ struct SparseQueries {
       } else {
         visit(step, [&] {
           // One lane for each strip.
-          const bool is_full = is_full_strip<cfg, masks_query_end>(tile.template mask<Mask>(p, step.member), step.block,
-                                                                   tile.first_key, thread.lane % strips);
+          const bool is_full = is_full_strip<cfg, masks_query_end>(
+              tile.template mask<Mask>(p, step.member), step.block, tile.first_key, thread.lane % strips);
           const u32 cut = warp_ballot(!is_full) & ((1u << strips) - 1);
           return Message{step.block,
                          static_cast<u32>(step.member) << kMember | cut << kCut | static_cast<u32>(is_last)};

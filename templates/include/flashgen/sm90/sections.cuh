@@ -10,8 +10,9 @@ struct SectionTile {
   i32 head;
 };
 
-// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn varies
-// slowest. A partial section comes first: at the end its few long tiles would leave most blocks without work.
+// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
+// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
+// without work.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
