@@ -31,6 +31,7 @@ KERNELS = (
         "main for Hopper, wide heads",
     ),
     *("query", "query for Hopper, wide heads", "finish"),
+    *("repair for Hopper", "repair for Hopper, wide heads"),
     *("append", "combine"),
     *(
         "forward, naive",
