@@ -84,7 +84,7 @@ def test_gradients_are_those_of_a_bias_of_two_bytes_that_lies_as_it_likes(how: s
     number = PLACES.index(how)
     dtype = fg.AttentionSpec(64).element.numpy() if number % 3 else np.float16
     spec = fg.AttentionSpec(128 if number % 3 == 2 else 64, mask=fg.causal(), score=fg.bias(np.zeros((2,) * 4, dtype)))
-    assert "prefetches_bias" in fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("main").switches
+    assert "loads_ahead" in fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("main").switches
     order = {"race": True} if number % 4 == 0 else {"schedule": "random", "seed": number}
     (name,) = spec.tensors
     check(spec, {name: placed(how, dtype)}, 2, **order)
