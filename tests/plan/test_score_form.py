@@ -34,7 +34,7 @@ def test_only_hoppers_forward_kernel_computes_scores_of_products() -> None:
 def test_rendering_fetches_ahead_what_the_plan_says(role: str) -> None:
     kernel, form = planned(BIAS, role)
     assert "row_of_" in render(kernel).text
-    without = replace(kernel, score=replace(form, ahead=()), switches=kernel.switches - {"prefetches_bias"})
+    without = replace(kernel, score=replace(form, ahead=()), switches=kernel.switches - {"loads_ahead"})
     assert "row_of_" not in render(without).text
 
 
