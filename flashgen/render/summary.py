@@ -12,6 +12,7 @@ from flashgen.spec.text.command import rebuild_command
 
 _ROLES: dict[Role, str] = {
     "forward": "forward pass: O and the log-sum-exp of each row",
+    "prefill": "forward pass of many new queries: O and the log-sum-exp of each row",
     "scores": "forward pass, first: S = scale * Q K^T of all pairs",
     "softmax": "forward pass, second: P = softmax(S) and the log-sum-exp of each row",
     "ds": "backward pass: dS = P * (dO V^T - D)",
@@ -37,7 +38,7 @@ _ROLES: dict[Role, str] = {
     "clear_gaps": "after either pass: zeros in rows of packed arrays that belong to no sequence",
 }
 #: Config members that the line about tiles names first.
-_TILES = ("tile_q", "tile_kv", "stages", "q_stages", "do_stages", "warps")
+_TILES = ("tile_q", "tile_kv", "stages", "q_stages", "k_stages", "v_stages", "do_stages", "warps")
 _LABEL = 9
 
 
@@ -93,6 +94,7 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     verb = "computes" if consumers == 1 else "compute"
     adds = ", two add dQ to its sum in order, and one finishes it" if "ordered" in plan.switches else ""
     adds = ", and three finish dQ" if plan.sums else adds
+    adds = " and one chooses which ones" if plan.role == "forward" else adds
     yield (
         f"of 1 warpgroup one warp brings tiles{adds} ({values['producer_registers']} registers a thread); "
         f"{consumers} {verb}, {owned} ({values['consumer_registers']})"

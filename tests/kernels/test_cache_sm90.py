@@ -109,11 +109,11 @@ DRAWN = [("paged", "causal", "none", 64), ("contiguous", "window", "cap", 128), 
 ALL = [(c, m, s, d) for c in ("paged", "contiguous") for m in MASKS for s in SCORES for d in (64, 80, 128)]
 
 
-@pytest.mark.parametrize(("cache", "mask", "score", "dim"), some([*DRAWN, *(case for case in ALL[::5] if case not in DRAWN)], *DRAWN))
+@pytest.mark.parametrize(
+    ("cache", "mask", "score", "dim"), some([*DRAWN, *(case for case in ALL[::5] if case not in DRAWN)], *DRAWN)
+)
 def test_any_cache_gives_what_the_oracle_gives(cache: str, mask: str, score: str, dim: int) -> None:
-    spec = fg.AttentionSpec(
-        dim, dtype="fp16", mask=MASKS[mask], score=SCORES[score], direction="forward", cache=cache
-    )
+    spec = fg.AttentionSpec(dim, dtype="fp16", mask=MASKS[mask], score=SCORES[score], direction="forward", cache=cache)
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
 
     @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

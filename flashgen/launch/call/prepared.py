@@ -14,10 +14,11 @@ from flashgen.launch.call.packing import Packer, Value, parameter_values
 from flashgen.launch.driver.launch_attributes import LaunchShape
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
 #: Launch order of each pass; roles that a plan lacks are left out.
-FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward")
+FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward", PREFILL)
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "repair", "finish", "ds", "dv", "dq", "dk")
 #: How many of the outputs of a pass are results; gradients of captured tensors come after them, then workspaces.
 FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
@@ -242,7 +243,7 @@ def backward_outputs(
         Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
         Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
         Output("head_counts", (workspaces.get("head_counts", 0),), "fp32"),
-        Output("turns", (workspaces.get("turns", 0),), "fp32"),
+        Output("dq_semaphore", (workspaces.get("dq_semaphore", 0),), "fp32"),
         Output("failed_tiles", (workspaces.get("failed_tiles", 0),), "fp32"),
     )
 

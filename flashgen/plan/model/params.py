@@ -31,7 +31,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "turns": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
+    "dq_semaphore": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
     "failed_tiles": "flags of tiles of dQ, then of dK and dV, that are not finite",
     "query_flags": "how many of these are of dQ",
     "flags": "how many there are",
@@ -92,9 +92,9 @@ FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("sc
 
 
 def _sm90(*scales: str) -> ParamTable:
-    """The forward kernel for Hopper. v and o are also pointers, for accesses without TMA."""
+    """The forward kernel for Hopper. o is also a pointer, for accesses without TMA."""
     return _table(
-        ("v",),
+        (),
         ("o",),
         row_writes=("lse",),
         sizes=(*_SIZES, "q_tiles", "tiles"),
@@ -129,7 +129,7 @@ def _main_sm90(ordered: bool, masked: bool) -> ParamTable:
         ),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(("dq",) if ordered else ("dq_accum", "dq"))),
-        counts=("counter", "turns" if ordered else "head_counts", *(_FLAGS if masked else ())),
+        counts=("counter", "dq_semaphore" if ordered else "head_counts", *(_FLAGS if masked else ())),
     )
 
 
@@ -172,7 +172,7 @@ def _prepare_sm90(sums: str, masked: bool) -> ParamTable:
 
     An ordered dQ is not cleared, because the first tile of keys that adds to it stores.
     """
-    counts = {"ring": ("head_counts",), "ordered": ("turns",), "registers": ()}[sums]
+    counts = {"ring": ("head_counts",), "ordered": ("dq_semaphore",), "registers": ()}[sums]
     return _prepare(
         "dsum",
         "row_stats",

@@ -67,13 +67,14 @@ class Case:
     huge_stride: HugeStrideLayout | None = None
     #: Whether the loss depends on the log-sum-exp too.
     dlse: bool = False
-    #: An infinite value: that of the key which is so many from the end, if any.
-    bad_value: int = 0
-    #: The same of keys, and of queries.
-    bad_key: int = 0
-    bad_query: int = 0
-    #: How many heads, the first ones, have nothing infinite.
-    well: int = 0
+    #: The index from the end of a row of V with an infinite element; 0: none.
+    infinite_value_from_end: int = 0
+    #: The same for K.
+    infinite_key_from_end: int = 0
+    #: The same for Q.
+    infinite_query_from_end: int = 0
+    #: The number of first heads without infinite elements.
+    finite_heads: int = 0
     #: Where packed sequences are cut.
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
@@ -117,9 +118,14 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    for name, from_end in (("v", case.bad_value), ("k", case.bad_key), ("q", case.bad_query)):
+    infinite = (
+        ("v", case.infinite_value_from_end),
+        ("k", case.infinite_key_from_end),
+        ("q", case.infinite_query_from_end),
+    )
+    for name, from_end in infinite:
         if from_end:
-            inputs[name][:, -from_end, case.well :, 0] = np.inf
+            inputs[name][:, -from_end, case.finite_heads :, 0] = np.inf
             inputs[name][:, -from_end - 1, :, 1] = -0.0
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
@@ -213,7 +219,7 @@ class Run:
         # A repair keeps what it does not compute again.
         for name in () if role == "repair" else results_of(kernel):
             self.arrays[name][...] = np.nan
-        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "failed_tiles", "counter"}
+        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "dq_semaphore", "failed_tiles", "counter"}
         workspaces |= {stored.name for stored in kernel.workspaces}
         writable = {*results_of(kernel), *workspaces}
         early = kernel.overlaps_predecessor
@@ -223,7 +229,10 @@ class Run:
         grid = grid_of(kernel, self.case.problem)
         if kernel.is_persistent:
             grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)
-        load(source, race=options.get("race", False)).launch(grid, self.params(kernel), buffers, **options)
+        if not options.get("race"):
+            # Traffic is counted by the build for race mode: one build, which takes longest, serves all modes.
+            options.setdefault("traffic", [])
+        load(source, race=True).launch(grid, self.params(kernel), buffers, **options)
 
     def params(self, kernel: KernelPlan) -> bytes:
         case, scale = self.case, self.want.scale
@@ -260,6 +269,7 @@ class Run:
     def tensor_map(self, box: Box) -> bytes:
         """The tensor map arguments of an array."""
         array, dtype = self.arrays[box.tensor], self.case.spec.dtype
+        array = array[None] if array.ndim == 3 else array
         strides = tuple(stride // array.itemsize for stride in array.strides)
         info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)
         return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()

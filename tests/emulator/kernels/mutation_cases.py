@@ -6,7 +6,7 @@ from typing import Any
 
 from flashgen.expr import Traced, log, parse, tanh, where
 from flashgen.expr.tree.build import as_node
-from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
+from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal, window
 from flashgen.verify.cases.packed import Packing
 
 
@@ -39,6 +39,11 @@ SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 STANDARD = Schedule(algorithm="standard")
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
+#: Sequences of two tiles and more, of one row, of no queries and of no keys. Some do not use all of their rows.
+PACKING_LONG = Packing(
+    ((300, 330), (1, 40), (0, 20), (12, 0), (140, 200)), ((290, 330), (1, 30), (0, 20), (12, 0), (139, 180)), True
+)
+PACKING_MANY = Packing(((40, 40),) * 40, ((40, 40),) * 40, True)
 #: name -> (spec, (len_q, len_kv), further fields of a Case)
 CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # Keys minus queries are 30: some tiles of keys end one past the diagonal of the tile of queries.
@@ -123,76 +128,54 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (40, 50),
         {"schedule": STANDARD, "heads": 4, "batch": 2},
     ),
-    "standard, bad value": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_value": 1}),
-    "standard, bad key": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_key": 1}),
+    "standard, infinite value": (
+        AttentionSpec(32, mask=causal()),
+        (60, 60),
+        {"schedule": STANDARD, "infinite_value_from_end": 1},
+    ),
+    "standard, infinite key": (
+        AttentionSpec(32, mask=causal()),
+        (60, 60),
+        {"schedule": STANDARD, "infinite_key_from_end": 1},
+    ),
     # A thread of the softmax kernel has more scores than its registers hold, twice.
     "standard, long rows": (
         AttentionSpec(16, direction="forward"),
         (2, 5130),
         {"schedule": STANDARD, "heads": 1, "heads_kv": 1},
     ),
-    # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
+    # Rings go round, and blocks draw tiles: three of queries, with up to four blocks of keys, for each of two heads.
     "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),
-    # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
+    # One block of keys, so that nothing but the rings of tiles and of Q holds the producer back.
     "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
-    "Hopper, queries by consumer": (AttentionSpec(256, direction="forward"), (300, 60), {"arch": "sm_90a"}),
-    "Hopper, non-finite values": (
+    "Hopper, causal": (AttentionSpec(128, mask=causal(), direction="forward"), (300, 400), {"arch": "sm_90a"}),
+    # A section has 32 heads.
+    "Hopper, two sections": (
         AttentionSpec(128, mask=causal(), direction="forward"),
+        (200, 60),
+        {"arch": "sm_90a", "heads": 33, "heads_kv": 3},
+    ),
+    # The first blocks and the last ones are cut.
+    "Hopper, window": (AttentionSpec(128, mask=window(100, 130), direction="forward"), (400, 400), {"arch": "sm_90a"}),
+    # Tiles of 192 queries and 128 keys: consumers skip blocks.
+    "Hopper, three consumers": (AttentionSpec(64, mask=causal(), direction="forward"), (500, 520), {"arch": "sm_90a"}),
+    # O leaves from registers.
+    "Hopper, wide": (AttentionSpec(256, direction="forward"), (300, 200), {"arch": "sm_90a"}),
+    "Hopper, running maximum": (
+        AttentionSpec(128, direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "bad_value": 1},
+        {"arch": "sm_90a", "schedule": Schedule(softmax="running-max")},
     ),
-    # Of a block's first tile all is well.
-    "Hopper, non-finite values, last head": (
-        AttentionSpec(128, mask=causal(), direction="forward"),
-        (300, 400),
-        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
-    ),
-    # A block's second tile has non-finite values, and more tiles follow it than the list holds; or few.
-    "Hopper, non-finite values, many tiles": (
-        AttentionSpec(128, mask=causal(), direction="forward"),
-        (1160, 1160),
-        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
-    ),
-    "Hopper, non-finite values, few tiles": (
-        AttentionSpec(128, mask=causal(), direction="forward"),
-        (100, 200),
-        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
-    ),
-    # The mask cuts two tiles of keys for the second consumer, and what is bad lies in the second of them.
-    "Hopper, non-finite values, two tiles": (
-        AttentionSpec(192, mask=causal(), direction="forward"),
-        (160, 160),
-        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
-    ),
-    # What is bad lies among the last sixteen of 80 keys.
-    "Hopper, non-finite values, 80 keys": (
-        AttentionSpec(256, mask=causal(), score=capped(30.0, None), direction="forward"),
-        (160, 160),
-        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
-    ),
-    "Hopper, non-finite values, every second": (
-        AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
-        (300, 400),
-        {"arch": "sm_90a", "bad_value": 9},
-    ),
-    # Logits grow from tile to tile, in the rows of every fourth warp.
-    "Hopper, growing": (
+    "Hopper, block-sparse": (
         AttentionSpec(
-            64, direction="forward", score=Score.of(lambda s, b, h, q, k: where(q % 64 < 16, s - k * 0.5, s))
+            128,
+            mask=Mask.of(lambda b, h, q, k: ((q >= 128) & (q < 192)) | ((q // 150 == k // 150) & ((q + k) % 7 != 0))),
+            direction="forward",
         ),
-        (300, 400),
+        (460, 460),
         {"arch": "sm_90a"},
     ),
-    # And here in their last tile, which is all that counts for them then.
-    "Hopper, growing, scores replaced": (
-        AttentionSpec(
-            256,
-            direction="forward",
-            score=Score.of(lambda s, b, h, q, k: where((q % 64 < 16) & (k < 64), s + 100.0, s)),
-        ),
-        (140, 400),
-        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
-    ),
+    "Hopper, sink": (AttentionSpec(64, direction="forward", score=capped(50.0, 3.0)), (200, 300), {"arch": "sm_90a"}),
     # A tangent's argument is far from zero in the first of each 32 columns alone.
     "Hopper, capped": (
         AttentionSpec(
@@ -201,69 +184,87 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 300),
         {"arch": "sm_90a"},
     ),
-    # A sink is a reference maximum from the outset, so that the first products are checked as others are. Many are
-    # beyond the polynomial.
-    "Hopper, softcap": (
-        AttentionSpec(64, direction="forward", score=capped(50.0, 0.5, steepness=15.0)),
-        (200, 300),
+    "Hopper, non-finite values": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "infinite_value_from_end": 1},
+    ),
+    # A block's first tiles are all right.
+    "Hopper, non-finite values, last head": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "infinite_value_from_end": 1, "finite_heads": 7},
+    ),
+    # More tiles follow the first one with non-finite values than are under way.
+    "Hopper, non-finite values, many tiles": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (1160, 1160),
+        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "infinite_value_from_end": 1, "finite_heads": 2},
+    ),
+    # Two tiles of each head have infinite results, one of them in some rows alone.
+    "Hopper, non-finite values, two tiles": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "infinite_value_from_end": 90},
+    ),
+    # The mask cuts two blocks for a consumer, and the infinite value lies in the second of them.
+    "Hopper, non-finite values, two blocks": (
+        AttentionSpec(192, mask=causal(), direction="forward"),
+        (400, 400),
+        {"arch": "sm_90a", "infinite_value_from_end": 90, "heads": 3, "heads_kv": 3},
+    ),
+    "Hopper, non-finite values, every second": (
+        AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "infinite_value_from_end": 9},
+    ),
+    # Logits grow from block to block, in the second row of each lane of every fourth warp.
+    "Hopper, growing": (
+        AttentionSpec(
+            64,
+            direction="forward",
+            score=Score.of(lambda s, b, h, q, k: where((q % 64 < 16) & (q % 16 >= 8), s - k * 0.5, s)),
+        ),
+        (1900, 400),
         {"arch": "sm_90a"},
     ),
-    # Some are, and not in every row.
-    "Hopper, any softcap": (
-        AttentionSpec(64, direction="forward", score=capped(2000.0, 0.5, steepness=200.0)),
-        (200, 300),
+    # Each block has one tile.
+    "Hopper, growing, few tiles": (
+        AttentionSpec(
+            64,
+            direction="forward",
+            score=Score.of(lambda s, b, h, q, k: where((q % 64 < 16) & (q % 16 >= 8), s - k * 0.5, s)),
+        ),
+        (150, 400),
         {"arch": "sm_90a"},
     ),
-    # The first step has one key, whose logits are anywhere; rows grow from there by more than an exponential can.
-    "Hopper, softcap, far": (
-        AttentionSpec(64, direction="forward", score=capped(100.0, None, steepness=60.0)),
-        (200, 385),
-        {"arch": "sm_90a"},
+    "Hopper, packed": (
+        AttentionSpec(128, mask=causal(), varlen=True, direction="forward"),
+        (300, 330),
+        {"arch": "sm_90a", "packing": PACKING_LONG, "batch": 5},
     ),
-    # Rows of two keys, of which both may be as low as the cap.
-    "Hopper, softcap, low": (
-        AttentionSpec(64, direction="forward", score=capped(60.0, None, steepness=300.0)),
-        (200, 2),
-        {"arch": "sm_90a"},
+    # The scheduler counts the tiles of 32 sequences at a time.
+    "Hopper, many packed sequences": (
+        AttentionSpec(64, mask=causal(), varlen=True, direction="forward"),
+        (40, 40),
+        {"arch": "sm_90a", "packing": PACKING_MANY, "batch": 40, "heads": 1, "heads_kv": 1},
     ),
-    # Keys beyond the last one are forbidden, for which no logit is small enough.
-    "Hopper, small softcap": (
-        AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
-        (200, 300),
-        {"arch": "sm_90a"},
+    "Hopper, many packed sequences, non-finite values": (
+        AttentionSpec(64, mask=causal(), varlen=True, direction="forward"),
+        (40, 40),
+        {
+            "arch": "sm_90a",
+            "packing": PACKING_MANY,
+            "batch": 40,
+            "heads": 1,
+            "heads_kv": 1,
+            "infinite_value_from_end": 1,
+        },
     ),
-    # Rows of two keys, of which both may be further below the cap than a power of two has room for.
-    "Hopper, small softcap, low": (
-        AttentionSpec(64, direction="forward", score=capped(2.0, None, steepness=300.0)),
-        (200, 2),
-        {"arch": "sm_90a"},
-    ),
-    # The first step has one key, which some warps have rows far below the cap for, and others have not; then rows are
-    # as near to it as can be. Sinks leave reference maxima where they are.
-    "Hopper, softcap, far below a sink": (
-        AttentionSpec(64, direction="forward", score=capped(50.0, -200.0, steepness=30.0)),
-        (200, 385),
-        {"arch": "sm_90a"},
-    ),
-    # The first step has one key, whose products are mostly not near where the polynomial ends; rows grow from there by
-    # more than 16 bits have, and some of their products are beyond.
-    "Hopper, softcap, growing": (
-        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(50.0, None, steepness=4.0)),
-        (200, 385),
-        {"arch": "sm_90a"},
-    ),
-    # Scores are kept. The first step has one key, of which few products are beyond, so that mostly no more are looked
-    # at; then many are beyond.
-    "Hopper, softcap, kept": (
-        AttentionSpec(128, direction="forward", score=capped(50.0, 0.5, steepness=6.0)),
-        (200, 513),
-        {"arch": "sm_90a"},
-    ),
-    # Rows grow by so much that 16 bits would be infinite, when nothing is looked at any more.
-    "Hopper, softcap, fp16": (
-        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(30.0, 0.5, steepness=15.0)),
-        (200, 900),
-        {"arch": "sm_90a"},
+    "Hopper, dropout": (
+        AttentionSpec(128, mask=causal(), dropout=True, direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "heads": 4, "batch": 2},
     ),
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
     "Hopper, backward": (AttentionSpec(128), (300, 300), {"arch": "sm_90a"}),
@@ -295,15 +296,15 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 60),
         {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
     ),
-    "Hopper, wide heads, bad key": (
+    "Hopper, wide heads, infinite key": (
         AttentionSpec(256, mask=causal()),
         (100, 100),
-        {"arch": "sm_90a", "heads": 2, "heads_kv": 2, "bad_key": 1},
+        {"arch": "sm_90a", "heads": 2, "heads_kv": 2, "infinite_key_from_end": 1},
     ),
-    "Hopper, wide heads, bad query": (
+    "Hopper, wide heads, infinite query": (
         AttentionSpec(256, mask=causal()),
         (100, 100),
-        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_query": 90},
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "infinite_query_from_end": 90},
     ),
     "Hopper, backward, block-sparse": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
@@ -313,13 +314,13 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, backward, non-finite values": (
         AttentionSpec(128, mask=causal()),
         (100, 200),
-        {"arch": "sm_90a", "bad_value": 1},
+        {"arch": "sm_90a", "infinite_value_from_end": 1},
     ),
     # Keys of the same tile come before the query, which attends to them, and behind it.
     "Hopper, backward, bad query": (
         AttentionSpec(128, mask=causal()),
         (200, 200),
-        {"arch": "sm_90a", "bad_query": 90},
+        {"arch": "sm_90a", "infinite_query_from_end": 90},
     ),
     # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
     "Hopper, backward, score": (

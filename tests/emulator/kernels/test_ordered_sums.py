@@ -23,7 +23,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 #: The second of four tiles of keys has none that is attended to.
 BLOCK_SPARSE = Mask.of(lambda b, h, q, k: (k < 100) | (k >= 300))
-DEADLOCK = "no thread can go on"
+DEADLOCK = "no thread can run"
 
 
 class Bug(NamedTuple):

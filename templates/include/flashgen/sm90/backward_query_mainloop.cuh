@@ -78,7 +78,7 @@ struct BackwardQueryMainloop {
   using DORing = Ring<1>;
   using KRing = Ring<cfg.k_stages>;
   using VRing = Ring<cfg.v_stages>;
-  using TileRing = Ring<kTileStages>;
+  using TileRing = Ring<2>;
   using Message = typename Blocks::Message;
   using Scores = Strip<cfg.tile_kv>;
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -159,18 +159,18 @@ struct BackwardQueryMainloop {
         shared.k_ring().wait_empty(k_at);
         if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
+        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
         if (is_first) load_gradients(tile);
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv, thread);
       }
       k_at.advance();
       v_at.advance();
     }
 
     FLASHGEN_DEVICE void run() {
-      const TileScheduler<kQueryTiles<cfg>, Params> scheduler{p};
+      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -178,7 +178,7 @@ struct BackwardQueryMainloop {
         prefetch_tensormap(&p.dout_map);
       }
       for (i32 number = scheduler.first();;) {
-        const Tile tile = {scheduler.tile(number)};
+        const Tile tile = {scheduler.tile(number, thread)};
         if (elected) {
           shared.tile_ring().wait_empty(tile_at);
           shared.tile(tile_at) = tile;
@@ -188,7 +188,7 @@ struct BackwardQueryMainloop {
         if (tile.kind == TileKind::end) break;
         if (elected) load_queries(tile);
         bool is_first = true;
-        Blocks::for_each(p, tile, thread, [&](i32 block, const Message& message) {
+        Blocks::for_each(p, tile, thread, [&](i32 block, bool, const Message& message) {
           load_block(tile, block, message, is_first);
           is_first = false;
         });

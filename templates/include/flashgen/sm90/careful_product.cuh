@@ -16,19 +16,20 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, u8* base, Thread thread) {
   u32 signs = 0;
 #pragma unroll 1
   for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
+    const Vec16 chunk =
+        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
   return warp_any(signs != 0);
 }
 
-// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed pair brings
-// such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h. Arrays are copied to
-// local memory, because loops keep this rare code short.
+// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
+// pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
+// Arrays are copied to local memory, because loops keep this rare code short.
 template <class VTile>
-FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
-                                      const u32 (&allowed)[2], Thread thread) {
+FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                      VTile v, const u32 (&allowed)[2], Thread thread) {
   using T = typename VTile::Element;
   float sums[VTile::cols / 8][4];
   u32 left[VTile::rows / 16][4];
@@ -57,7 +58,7 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
       }
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) {
-        float(&sum)[4] = sums[2 * n + half];
+        float (&sum)[4] = sums[2 * n + half];
         const u32 right[2] = {words[2 * half], words[2 * half + 1]};
         mma_m16n8k16(T{}, sum, left[step], right);
         const u32 bad_right[2] = {bad[2 * half] & kOnes<T>, bad[2 * half + 1] & kOnes<T>};

@@ -138,7 +138,7 @@ struct SumsInOrder {
     const u32 turn = turn_of(tile.template mask<Mask>(p, step.member), step.block, key_tile, thread);
     if (thread.lane != 0) return;
     const i32 number = (tile.first_head(p) + step.member) * p.q_tiles + step.block;
-    u32* const turns = p.turns + number;
+    u32* const turns = p.dq_semaphore + number;
     wait_turn(turns, turn);
     float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats;
     // Each consumer's share as soon as it is ready.
@@ -206,7 +206,7 @@ struct SumsInOrder {
       if (last != 0) {
         if (thread.lane == 0) {
           const i32 query_tile = (sequence * p.heads_q + head) * p.q_tiles + tile;
-          wait_turn(p.turns + query_tile, last);
+          wait_turn(p.dq_semaphore + query_tile, last);
           bulk_wait_read<0>();
           sum_ring(shared).wait_empty(at());
           mbarrier_arrive_expect_tx(sum_ring(shared).full(at()), bytes);

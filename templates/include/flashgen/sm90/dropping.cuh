@@ -26,10 +26,11 @@ struct PhiloxDropout {
   template <i32 columns>
   using Kept = KeptPairs<1, columns / 8>;
 
-  // For the warp's rows from `q` on and the keys from `key` on. Numbers do not depend on scores, so they are drawn
-  // while products are under way.
+  // For the warp's rows from `q` on and the keys from `key` on. Numbers do not depend on scores, so they are
+  // drawn while products are under way.
   template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Kept<columns> draw(const Params& p, const Tile& tile, i32 q, i32 key, Thread thread) {
+  FLASHGEN_DEVICE static Kept<columns> draw(const Params& p, const Tile& tile, i32 q, i32 key,
+                                            Thread thread) {
     return {Dropout::of(p, tile.sequence, tile.head), q, key, thread};
   }
   template <i32 columns>

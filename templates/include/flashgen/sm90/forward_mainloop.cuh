@@ -1,19 +1,20 @@
 // The forward pass on Hopper: O = softmax(Q K^T) V.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. One warp, the scheduler, draws tiles of queries and announces
-// them. Another, the producer, copies their Q, K and V to shared memory by TMA. Warpgroups of consumers own 64 query
-// rows each: they multiply by wgmma and take exponentials in between. Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper.
+// The kernel is warp-specialized, as FlashAttention-3 is. One warp, the scheduler, draws tiles of queries and
+// announces them. Another, the producer, copies their Q, K and V to shared memory by TMA. Warpgroups of
+// consumers own 64 query rows each: they multiply by wgmma and take exponentials in between. Line numbers in
+// comments are those of Algorithm 1 of the FlashAttention-2 paper.
 //
-// All tiles of a block are one stream of steps, a step being one block of keys for one tile of queries. A consumer
-// issues the products Q K^T of the next step together with P V of the current one, also where the next step begins
-// another tile. So tensor cores do not drain between tiles:
+// All tiles of a block are one stream of steps, a step being one block of keys for one tile of queries. A
+// consumer issues the products Q K^T of the next step together with P V of the current one, also where the
+// next step begins another tile. So tensor cores do not drain between tiles:
 //
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Policies: Tile says where rows lie (query_tile.cuh), Mask and Blocks which keys a row may attend to (key_blocks.cuh),
-// Score what becomes of the products (scores.cuh), Dropout which probabilities are dropped (dropping.cuh). Smem holds
-// the offsets of the shared-memory map.
+// Policies: Tile says where rows lie (query_tile.cuh), Mask and Blocks which keys a row may attend to
+// (key_blocks.cuh), Score what becomes of the products (scores.cuh), Dropout which probabilities are dropped
+// (dropping.cuh). Smem holds the offsets of the shared-memory map.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/ring.cuh"
@@ -29,8 +30,8 @@
 
 namespace flashgen {
 
-template <ForwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks, class Score,
-          class Dropping>
+template <ForwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
+          class Score, class Dropping>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
@@ -42,7 +43,7 @@ struct ForwardMainloop {
   using QRing = Ring<cfg.q_stages>;
   using KRing = Ring<cfg.k_stages>;
   using VRing = Ring<cfg.v_stages>;
-  using TileRing = Ring<kTileStages>;
+  using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Logits = typename Score::Logits;
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
@@ -58,9 +59,15 @@ struct ForwardMainloop {
     u8* base;
     u32 start;
 
-    FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+    FLASHGEN_DEVICE QTile q(typename QRing::Where at) const {
+      return QTile{start + Smem::kQ}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+      return KTile{start + Smem::kK}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+      return VTile{start + Smem::kV}.slot(at.slot());
+    }
     FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
     FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
     FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
@@ -112,7 +119,8 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void check_last(u32 tiles) {
       shared.checks().wait_settled(thread);
 #pragma unroll 1
-      for (u32 i = tiles < kTileStages ? 0 : tiles - kTileStages + 1; i < tiles; ++i) shared.checks().check(i, thread);
+      for (u32 i = tiles < kForwardTileStages ? 0 : tiles - kForwardTileStages + 1; i < tiles; ++i)
+        shared.checks().check(i, thread);
     }
 
     FLASHGEN_DEVICE void run() {
@@ -123,7 +131,7 @@ struct ForwardMainloop {
         const u32 index = tile_at.count;
         if (thread.lane == 0) shared.tile_ring().wait_empty(tile_at);
         warp_sync();
-        if (!is_paused && index >= kTileStages) checks.check(index - kTileStages, thread);
+        if (!is_paused && index >= kForwardTileStages) checks.check(index - kForwardTileStages, thread);
         Tile tile = tiles.tile(number, thread);
         if (tile.kind == TileKind::end) {
           if (is_paused) break;
@@ -138,8 +146,8 @@ struct ForwardMainloop {
           }
           announce(tile);
         }
-        // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other blocks
-        // have nothing left.
+        // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
+        // blocks have nothing left.
         i32 next = 0;
         if (thread.lane == 0) {
           mbarrier_wait(shared.requests(), index % 2);
@@ -156,7 +164,8 @@ struct ForwardMainloop {
 
   // ---- The producer: one warp that loads Q, K and V
 
-  // Only one lane waits for empty slots and copies: another lane that came late to a barrier could miss a phase.
+  // Only one lane waits for empty slots and copies: another lane that came late to a barrier could miss a
+  // phase.
   struct Producer {
     const Params& p;
     Shared shared;
@@ -200,7 +209,8 @@ struct ForwardMainloop {
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
       }
       const i32 first_key = values_block * cfg.tile_kv;
-      if (may_load()) shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
+      if (may_load())
+        shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
       v_at.advance();
       if (values_at.count != tile_at.count) shared.tile_ring().release(values_at, thread);
       values_block = -1;
@@ -297,10 +307,12 @@ struct ForwardMainloop {
       return {tile.kind, blocks.block, blocks.is_last(), accumulates, blocks.needs_mask(p, tile, number)};
     }
     // Whether the step concerns this consumer. The last one of a tile always does, because results follow it.
-    FLASHGEN_DEVICE bool is_own(const Step& step) const { return step.is_last || !blocks.is_empty(p, tile, number); }
+    FLASHGEN_DEVICE bool is_own(const Step& step) const {
+      return step.is_last || !blocks.is_empty(p, tile, number);
+    }
 
-    // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one multiplies
-    // while another takes exponentials.
+    // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
+    // multiplies while another takes exponentials.
 
     FLASHGEN_DEVICE void warp_scheduler_barrier_sync() { named_barrier_sync(1 + number, 2 * kWarpgroupSize); }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
@@ -311,7 +323,8 @@ struct ForwardMainloop {
 
     // Line 8: S = Q K^T.
     FLASHGEN_DEVICE void issue_scores_of() {
-      // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no registers.
+      // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no
+      // registers.
       const i32 row = number * kWarpgroupRows, own_row = cfg.q_stages > 1 ? row : opaque(row);
       issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
     }
@@ -340,13 +353,16 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
     }
-    // Whether the step may need a mask or move a reference maximum. In most steps neither holds, so one branch tests
-    // both. It is computed while products are under way, as what comes after them delays every step.
+    // Whether the step may need a mask or move a reference maximum. In most steps neither holds, so one
+    // branch tests both. It is computed while products are under way, as what comes after them delays every
+    // step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
       return opaque(step.is_cut || softmax.may_move() || step.is_careful()) != 0;
     }
-    // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by softmax.factor.
-    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept, bool checks) {
+    // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
+    // softmax.factor.
+    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
+                                           bool checks) {
       wgmma_pin(scores);
       release_keys(step);
       const Logits logits = Score::logits(p);
@@ -354,7 +370,8 @@ struct ForwardMainloop {
       bool rescales = false;
       if (checks) {
         if (step.is_cut)
-          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), first_key(step), thread);
+          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), first_key(step),
+                    thread);
         rescales = softmax.move(scores, logits, !cfg.anchored || step.is_careful());
       }
       softmax.exponentiate(scores, logits);
@@ -372,9 +389,16 @@ struct ForwardMainloop {
       const Tile tile = shared.tile(stored_at());
       // Addresses are computed here, rather than kept in registers throughout.
       const Thread thread = this->thread.again();
-      const i32 warp_row = number * kWarpgroupRows + thread.warp % 4 * kWarpRows, row = tile.first_q + warp_row;
+      const i32 warp_row = number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
+                row = tile.first_q + warp_row;
       const Logits logits = Score::logits(p);
       rows.finish();
+      const i32 used = tile.len_q(p) - row;
+      if constexpr (!Tile::ends_with_tensor) clear_unused(rows, used, thread);
+      // Written so that NaN is suspect. NaN or infinity in V shows in every row that is multiplied by it, so
+      // one of the lane's rows suffices.
+      bool is_suspect = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
+      if constexpr (kForbidsValues) is_suspect = is_suspect || !is_finite_row(out);
       float scale[2];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
@@ -382,7 +406,8 @@ struct ForwardMainloop {
         if constexpr (Score::has_sink) {
           const float sink = logits.as_reference_max(Score::sink(p, tile));
           const float reference = maximum(rows.reference_max[h], sink);
-          if (sink > -kInfinity) {
+          const bool is_used = Tile::ends_with_tensor || 8 * h + thread.row() < used;
+          if (sink > -kInfinity && is_used) {
             scale[h] = exp2_approx(logits.powers(rows.reference_max[h] - reference));
             rows.sum[h] = rows.sum[h] * scale[h] + exp2_approx(logits.powers(sink - reference));
             rows.reference_max[h] = reference;
@@ -390,11 +415,8 @@ struct ForwardMainloop {
         }
         scale[h] *= rows.normalizer(h) * Dropping::factor(p);
       }
-      // Written so that NaN is suspect. NaN or infinity in V shows in every row that is multiplied by it.
-      bool is_suspect = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
-      if constexpr (kForbidsValues) is_suspect = is_suspect || !is_finite_row(out);
-      if constexpr (!Tile::ends_with_tensor) clear_unused(tile, rows, scale, row, thread);
-      shared.checks().record(stored_at().count, thread.warp - 4, warp_any(is_suspect && tile.kind != TileKind::careful), thread);
+      shared.checks().record(stored_at().count, thread.warp - 4,
+                             warp_any(is_suspect && tile.kind != TileKind::careful), thread);
       const i32 end = tile.result_rows(p);
       // TMA stores whole warps' rows where others follow in memory.
       const bool by_tma = cfg.stores_by_tma && (Tile::ends_with_tensor || row + kWarpRows <= end);
@@ -414,10 +436,10 @@ struct ForwardMainloop {
       shared.tile_ring().release(stored_at(), thread);
     }
 
-    // Each warp stores its own 16 rows. The previous ones must have left shared memory; and if this tile is repeated, its
-    // first results must have reached global memory.
-    FLASHGEN_DEVICE void store_by_tma(const Tile& tile, const float (&scale)[2], i32 warp_row, i32 row, i32 end,
-                                      Thread thread) {
+    // Each warp stores its own 16 rows. The previous ones must have left shared memory; and if this tile is
+    // repeated, its first results must have reached global memory.
+    FLASHGEN_DEVICE void store_by_tma(const Tile& tile, const float (&scale)[2], i32 warp_row, i32 row,
+                                      i32 end, Thread thread) {
       if constexpr (cfg.stores_by_tma) {
         const OTile o{shared.start + Smem::kO};
         if (thread.lane == 0) {
@@ -438,16 +460,13 @@ struct ForwardMainloop {
       }
     }
 
-    // Queries that are not used attend to nothing, whatever they hold.
-    FLASHGEN_DEVICE void clear_unused(const Tile& tile, RowStatistics& rows, float (&scale)[2], i32 row,
-                                      Thread thread) {
-      const i32 used = tile.len_q(p) - row;
+    // Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
+    FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, i32 used, Thread thread) {
       if (used >= kWarpRows) return;
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const bool is_used = 8 * h + thread.row() < used;
         rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
-        scale[h] = is_used ? scale[h] : 0.0f;
 #pragma unroll
         for (i32 i = 0; i < cfg.head_dim_v / 4; ++i) {
           float& o = out[4 * (i / 2) + 2 * h + i % 2];
@@ -555,16 +574,22 @@ struct ForwardMainloop {
         scale_rows(out, softmax.factor);
       }
     }
+    // Whether V holds what must not reach some row.
+    FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
+      if constexpr (!kForbidsValues) return false;
+      return step.is_careful() && step.is_cut && holds_non_finite(shared.v(v_at), shared.base, thread);
+    }
     // P V of a step by itself.
     FLASHGEN_DEVICE void last_step(const Step& step) {
       shared.v_ring().wait_full(v_at);
       warp_scheduler_barrier_sync();
-      if (step.is_careful() && step.is_cut && holds_non_finite(shared.v(v_at), shared.base, thread)) {
+      if (leaves_out_values(step)) {
         if (!step.accumulates) clear(out);
         u32 allowed[2];
-        const Tile own = shared.tile(step.is_last ? stored_at() : typename TileRing::Where{tile_at.count - 1});
-        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(), first_key(step),
-                                      thread);
+        const Tile own =
+            shared.tile(step.is_last ? stored_at() : typename TileRing::Where{tile_at.count - 1});
+        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
+                                      first_key(step), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {

@@ -1,17 +1,17 @@
 // Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in order
-//     begin(...), advance(...)           a consumer follows, block by block
-//     block, is_last()                   its block, and whether it is the tile's last one
-//     is_empty(...), needs_mask(...)     for the consumer's own rows: no pair of the block is allowed; not all are
+//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
+//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
+//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
+//     no pair of the block is allowed; not all are
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
 
-// The blocks between the first and the last that some query of the tile may attend to. At least one, because a tile
-// without allowed pairs has results, too.
+// The blocks between the first and the last that some query of the tile may attend to. At least one, because
+// a tile without allowed pairs has results, too.
 template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
 FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
@@ -20,7 +20,8 @@ FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Ti
   return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
 }
 
-// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for themselves.
+// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for
+// themselves.
 template <ForwardSm90Config cfg, class Mask>
 struct BandBlocks {
   static constexpr bool has_mask = Mask::is_bounded;
@@ -39,7 +40,8 @@ struct BandBlocks {
   FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Visit& visit) {
     const Range blocks = visited(p, tile);
 #pragma unroll 1
-    for (i32 block = blocks.end - 1; block >= blocks.begin; --block) visit(block, block == blocks.begin, Message{});
+    for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
+      visit(block, block == blocks.begin, Message{});
   }
 
   template <class Tile, class Params, class Read>
@@ -60,26 +62,28 @@ struct BandBlocks {
     if constexpr (cfg.tile_q <= cfg.tile_kv) return false;
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     if (first_q >= tile.len_q(p)) return true;
-    return tile.template mask<Mask>(p).is_empty(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)), first_key,
-                                                first_key + cfg.tile_kv);
+    return tile.template mask<Mask>(p).is_empty(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
   }
   // Rows beyond the last query are computed with the others, but never stored.
   template <class Tile, class Params>
   FLASHGEN_DEVICE bool needs_mask(const Params& p, const Tile& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
-    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)), first_key,
-                                                first_key + cfg.tile_kv);
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
   }
 };
 
-// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each other block.
+// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each
+// other block.
 template <ForwardSm90Config cfg, class Mask>
 struct SparseBlocks {
   static constexpr bool has_mask = true;
   static constexpr bool sends_messages = true;
   struct alignas(8) Message {
     i32 block;
-    // Bit 0: it is the last one. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i: it allows none.
+    // Bit 0: it is the last one. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i: it allows
+    // none.
     u32 facts;
   };
   static constexpr i32 kFull = 1, kEmpty = 8;
@@ -92,9 +96,11 @@ struct SparseBlocks {
     const Mask mask = tile.template mask<Mask>(p);
     const i32 len_q = tile.len_q(p);
     const Range blocks = visited_blocks<cfg>(mask, p, tile);
-    // One lane for the rows of each consumer. The mask is evaluated for 32 blocks at a time, one for each lane.
+    // One lane for the rows of each consumer. The mask is evaluated for 32 blocks at a time, one for each
+    // lane.
     const i32 first_q = tile.first_q + smaller(thread.lane, cfg.consumers - 1) * kWarpgroupRows;
-    const auto queries = mask.queries_in(first_q, larger(first_q + 1, smaller(first_q + kWarpgroupRows, len_q)));
+    const auto queries =
+        mask.queries_in(first_q, larger(first_q + 1, smaller(first_q + kWarpgroupRows, len_q)));
     u32 found = 0;
     const auto is_visited = [&](i32 block) {
       const auto keys = mask.keys_in(block * cfg.tile_kv, (block + 1) * cfg.tile_kv);
@@ -104,7 +110,8 @@ struct SparseBlocks {
       for (i32 i = 0; i < cfg.consumers; ++i) {
         const auto rows = queries.of_lane(i);
         const bool is_empty = mask.is_empty(rows, keys);
-        found |= static_cast<u32>(mask.is_full(rows, keys)) << (kFull + i) | static_cast<u32>(is_empty) << (kEmpty + i);
+        found |= static_cast<u32>(mask.is_full(rows, keys)) << (kFull + i) | static_cast<u32>(is_empty)
+                                                                                 << (kEmpty + i);
         visited |= !is_empty;
       }
       return visited;

@@ -1,5 +1,5 @@
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This is the
-// Tile policy of the mainloop.
+// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
+// is the Tile policy of the mainloop.
 #pragma once
 #include "flashgen/cache.cuh"
 #include "flashgen/panel.cuh"
@@ -86,7 +86,8 @@ struct alignas(16) DenseTile {
   }
 };
 
-// What tiles of sequences with their own lengths have in common. `Rows` says where the rows of one sequence lie.
+// What tiles of sequences with their own lengths have in common. `Rows` says where the rows of one sequence
+// lie.
 template <class Rows_>
 struct alignas(16) OwnLengthsTile {
   using Rows = Rows_;
@@ -155,8 +156,8 @@ struct PackedTile : OwnLengthsTile<PackedSequence> {
   }
 };
 
-// Keys and values in a cache of (rows, capacity, heads, head_dim), or of (pages, page size, heads, head_dim) with a
-// table of each sequence's pages. Queries are a batch or packed.
+// Keys and values in a cache of (rows, capacity, heads, head_dim), or of (pages, page size, heads, head_dim)
+// with a table of each sequence's pages. Queries are a batch or packed.
 template <bool paged>
 struct CachedTile : OwnLengthsTile<CachedSequence> {
   // A block of keys may lie in several pages, which the lanes of a warp load.
@@ -184,7 +185,8 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   }
   template <class Params>
   FLASHGEN_DEVICE auto o_rows(const Params& p) const {
-    return GlobalRows{p.o + sequence * p.o_batch + rows.first_q * p.o_row + head * p.o_head, p.o_row, rows.len_q};
+    return GlobalRows{p.o + sequence * p.o_batch + rows.first_q * p.o_row + head * p.o_head, p.o_row,
+                      rows.len_q};
   }
   template <class Params>
   FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
@@ -193,12 +195,13 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
 
  private:
   template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_rows(Panels panels, const Params& p, const TensorMap& map, u32 barrier, i32 first_key,
-                                 Thread thread) const {
+  FLASHGEN_DEVICE void load_rows(Panels panels, const Params& p, const TensorMap& map, u32 barrier,
+                                 i32 first_key, Thread thread) const {
     if constexpr (!paged) {
       panels.load(map, barrier, rows.first_key + first_key, head / p.group, static_cast<i32>(rows.row));
     } else {
-      // The rows of a box lie in one page. Beyond the last key a box is loaded again, because pages end with it.
+      // The rows of a box lie in one page. Beyond the last key a box is loaded again, because pages end with
+      // it.
       const i32 box = page_box_rows<Panels::rows>(p.page_size);
       const i32 last_box = larger(rows.len_kv - 1, 0) / box * box;
       const i32* const pages = p.block_table + rows.row * p.table_row;

@@ -1,30 +1,31 @@
 // The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
 //
-// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the row's first
-// block. Numerator and denominator share the factor, so any reference near the row's maximum gives the same result.
-// Later blocks then need no maximum, no shuffles and no rescale. A row that outgrows its reference is found in the end
-// by its sum, and its tile is repeated with running maxima (tile_checks.cuh).
-// Otherwise: exponentials relative to the running maximum, as in FlashAttention-2.
+// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
+// row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
+// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row that outgrows
+// its reference is found in the end by its sum, and its tile is repeated with running maxima
+// (tile_checks.cuh). Otherwise: exponentials relative to the running maximum, as in FlashAttention-2.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
-// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it rounds
-// nothing. In half_t the probabilities need the bits.
+// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
+// rounds nothing. In half_t the probabilities need the bits.
 template <class T>
-constexpr float kHeadroom = 24.0f;
+constexpr float kHeadroom = 40.0f;
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
-// A row has outgrown its reference maximum if it exceeds it by so many powers of two.
+// A row has outgrown its reference maximum if it exceeds it by so many powers of two. Its products with
+// values up to 2^100 are finite.
 template <class T>
-constexpr float kMostGrowth = 64.0f;
+constexpr float kMostGrowth = 24.0f;
 template <>
 constexpr float kMostGrowth<half_t> = 14.0f;
 // Rows that have outgrown it have larger sums.
 template <class T>
-constexpr float kLargestSum = 0x1p64f;
+constexpr float kLargestSum = 0x1p24f;
 template <>
 constexpr float kLargestSum<half_t> = 0x1p14f;
 
@@ -49,8 +50,8 @@ struct RowSoftmax {
     return !anchored || warp_any(rows.reference_max[0] == kNone || rows.reference_max[1] == kNone);
   }
 
-  // Moves reference maxima: of rows without one, and if it `watches`, of rows that have outgrown theirs. Returns
-  // whether the output so far must be multiplied by `factor`. To watch changes no bit of other rows.
+  // Moves reference maxima: of rows without one, and if it `watches`, of rows that have outgrown theirs.
+  // Returns whether the output so far must be multiplied by `factor`. To watch changes no bit of other rows.
   FLASHGEN_DEVICE bool move(const Strip<columns>& scores, const Logits& logits, bool watches) {
     constexpr float most = anchored ? kMostGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
 #pragma unroll
@@ -61,7 +62,9 @@ struct RowSoftmax {
         if (i % 2 == h) highest = maximum(highest, maximum(scores[2 * i], scores[2 * i + 1]));
       }
       const float found = logits.logit(row_maximum(highest), h), before = rows.reference_max[h];
-      const bool moves = found > (before == kNone ? kNone : watches ? before + logits.distance(most) : kInfinity);
+      const bool moves = found > (before == kNone ? kNone
+                                  : watches       ? before + logits.distance(most)
+                                                  : kInfinity);
       const float reference = moves ? found + logits.distance(headroom) : before;
       factor[h] = moves ? exp2_approx(logits.powers(before - reference)) : 1.0f;
       rows.reference_max[h] = reference;
@@ -77,7 +80,8 @@ struct RowSoftmax {
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
       // A row without allowed scores has a reference maximum of -inf, and -inf - -inf would be NaN.
-      const float shift = kNone == -kInfinity && rows.reference_max[h] == kNone ? 0.0f : rows.reference_max[h];
+      const float shift =
+          kNone == -kInfinity && rows.reference_max[h] == kNone ? 0.0f : rows.reference_max[h];
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
         scores[2 * i + c] = exp2_approx(logits.relative(scores[2 * i + c], shift, h));
@@ -109,7 +113,8 @@ template <i32 count>
 FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
   float zero[2] = {};
 #pragma unroll
-  for (i32 i = 0; i < count / 2; ++i) zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
   return zero[0] + zero[1] == 0.0f;
 }
 

@@ -22,8 +22,8 @@ struct NoScore {
     return {};
   }
   template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const Params&, const Tile&, i32, i32,
-                                    Thread) {}
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const Params&, const Tile&, i32,
+                                    i32, Thread) {}
   template <class Params, class Tile>
   FLASHGEN_DEVICE static float sink(const Params&, const Tile&) {
     return -kInfinity;
@@ -73,7 +73,8 @@ struct ExpressionScore {
   }
   // For the warp's rows from `q` on and the keys from `key` on.
   template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Pairs<columns> load(const Params& p, const Tile& tile, i32 q, i32 key, Thread thread) {
+  FLASHGEN_DEVICE static Pairs<columns> load(const Params& p, const Tile& tile, i32 q, i32 key,
+                                             Thread thread) {
     if constexpr (loads_ahead) {
       const Score score = tile.template score<Score>(p);
       return {score.template pairs_at<columns / 8>(q + thread.row(), key, thread)};

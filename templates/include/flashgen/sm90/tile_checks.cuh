@@ -1,10 +1,11 @@
 // Which tiles of queries a block repeats, because their first results cannot be trusted.
 //
-// Two things can spoil a result. A row's logits may outgrow the reference maximum of the anchored softmax. And V may
-// hold NaN or infinity for a key that a row must not attend to: the row's probability is 0, but 0 * NaN is NaN. Both
-// are rare, so the mainloop does not look for them. The epilogue checks each row. The scheduler announces a failed
-// tile again as `careful`, and so are all tiles of the block from then on. In a careful tile maxima are running, and
-// products of blocks that the mask cuts leave out what is not finite (careful_product.cuh).
+// Two things can spoil a result. A row's logits may outgrow the reference maximum of the anchored softmax.
+// And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is 0, but 0 *
+// NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row. The
+// scheduler announces a failed tile again as `careful`, and so are all tiles of the block from then on. In a
+// careful tile maxima are running, and products of blocks that the mask cuts leave out what is not finite
+// (careful_product.cuh).
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -14,9 +15,9 @@ namespace flashgen {
 
 template <i32 consumer_warps>
 struct TileChecks {
-  // Consumers give an announcement back when they have stored and checked the tile. So the scheduler knows the checks
-  // of a tile when it fills the tile's slot again.
-  static constexpr u32 kTiles = kTileStages;
+  // Consumers give an announcement back when they have stored and checked the tile. So the scheduler knows
+  // the checks of a tile when it fills the tile's slot again.
+  static constexpr u32 kTiles = kForwardTileStages;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's checks");
 
   // Its only phase ends when the consumers have checked all tiles that were announced before the pause.
@@ -24,8 +25,8 @@ struct TileChecks {
   // Of the last tiles: their numbers, and for each warp whether a row failed.
   i32 numbers[kTiles];
   u8 failed[kTiles][consumer_warps];
-  // The numbers of the tiles to repeat, how many there are, and how many were announced again. There are no more,
-  // because later tiles are careful.
+  // The numbers of the tiles to repeat, how many there are, and how many were announced again. There are no
+  // more, because later tiles are careful.
   i32 list[kTiles];
   u32 listed, repeated;
 

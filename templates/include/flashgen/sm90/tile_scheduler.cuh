@@ -1,8 +1,8 @@
 // Which tile of queries a persistent block computes next.
 //
-// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left. Consecutive
-// numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache. Within a section the
-// tile varies slowest, and the longest tiles come first where tiles differ in length.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
+// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
 #pragma once
 #include "flashgen/primitives_sm90.cuh"
 #include "flashgen/sm90/forward_config.cuh"
@@ -10,7 +10,8 @@
 
 namespace flashgen {
 
-// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's tiles.
+// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
+// tiles.
 struct HeadPlace {
   i32 head;
   i32 tile;
@@ -47,14 +48,15 @@ struct TileCounter {
   }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles before
-// those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each lane of the
-// scheduler those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
+// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
+// lane of the scheduler those of one sequence, 32 sequences at a time.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct TileScheduler : TileCounter<Params> {
   using Rows = typename Tile::Rows;
 
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before them.
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
   i32 group = 0;
   i32 tiles_before = 0;
 
@@ -70,7 +72,8 @@ struct TileScheduler : TileCounter<Params> {
     if (number < tiles_before) group = tiles_before = 0;
     for (; p.q_tiles >> (group / groups) != 0; ++group) {
       // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize, own = first + thread.lane;
+      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
       i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
       if (tiles > most || tiles <= most / 2) tiles = 0;
       i32 end = tiles * p.heads_q;

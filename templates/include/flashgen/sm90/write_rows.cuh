@@ -4,11 +4,11 @@
 
 namespace flashgen {
 
-// Writes 16 rows of a strip from `row` on, as far as the tensor has them, and `valid` columns of each, a multiple of
-// eight. The lanes of a quad exchange their columns, so that each writes 16 bytes at once.
+// Writes 16 rows of a strip from `row` on, as far as the tensor has them, and `valid` columns of each, a
+// multiple of eight. The lanes of a quad exchange their columns, so that each writes 16 bytes at once.
 template <i32 valid, class T, i32 columns>
-FLASHGEN_DEVICE void write_rows(GlobalRows<T> rows, i32 row, const float (&strip)[columns], const float (&scale)[2],
-                                Thread thread) {
+FLASHGEN_DEVICE void write_rows(GlobalRows<T> rows, i32 row, const float (&strip)[columns],
+                                const float (&scale)[2], Thread thread) {
   constexpr i32 blocks = columns / 4;  // of eight columns
   static_assert(valid <= 8 * blocks && valid % 8 == 0, "a lane writes eight columns at once");
 #pragma unroll
