@@ -3,11 +3,12 @@
 // spec     {"head_dim":128,"head_dim_v":128,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 64, tile_kv 128, q_slots 3, do_slots 2, 384 threads
+// plan     tile_q 64, tile_kv 128, q_stages 3, do_stages 2, 384 threads
 // roles    of 1 warpgroup one warp brings tiles, and three finish dQ (24 registers a thread); 2 compute, 64
 //          keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
-//          key rows of a key/value head and batch entry
+//          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
+//          for it
 // smem     231840 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
@@ -32,53 +33,44 @@
 //            tiles          231808 to 231840  the next tiles of keys
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 //
-// contents   86  Integer and 16-bit element types, without any CUDA header.
-//           108  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           146  Moving data.
-//           158  Scalar arithmetic, one instruction each.
-//           181  Warp-wide matrix instructions.
-//           193  Element types.
-//           244  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           249  Warp-level matrix products.
-//           268  Banded masks.
-//           329  Which pairs a mask allows, as bits.
-//           391  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
-//           407  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           413  The kernel: its configuration, parameters and text.
-//           434  The kernel: its configuration, parameters and text.
-//           467  The kernel: its configuration, parameters and text.
-//           487  Tensor maps, which describe tensors to bulk copies of boxes.
-//           496  Bulk copies.
-//           501  The kernel: its configuration, parameters and text.
-//           532  The kernel: its configuration, parameters and text.
-//           541  The kernel: its configuration, parameters and text.
-//           557  Communication between blocks and between grids.
-//           561  The kernel: its configuration, parameters and text.
-//           603  The kernel: its configuration, parameters and text.
-//           605  Reallocation of registers among warpgroups (sm_90a).
-//           620  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           655  Matrix products of a warpgroup (sm_90a).
-//           912  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           921  Tiles as TMA writes them and wgmma reads them.
-//          1075  Writing a warpgroup's results to shared and global memory.
-//          1095  A step of the backward pass in chunks.
-//          1165  Walking over the tiles that a mask does not rule out.
-//          1202  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//          1281  A step of the backward kernels for Hopper.
-//          1298  Keeping NaN and infinity where they belong.
-//          1322  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1343  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1407  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1472  The parts of the backward kernel for Hopper that computes dK, dV and dQ together.
-//          1597  The kernel: its configuration, parameters and text.
-//          1631  The kernel: its configuration, parameters and text.
-//          1670  The kernel: its configuration, parameters and text.
-//          1861  The kernel: its configuration, parameters and text.
-//          1946  The kernel: its configuration, parameters and text.
-//          2007  The kernel: its configuration, parameters and text.
-//          2272  The kernel: its configuration, parameters and text.
-//          2303  The kernel: its configuration, parameters and text.
-//          2351  The kernel: its configuration, parameters and text.
+// contents   78  Integer and 16-bit element types, without any CUDA header.
+//           100  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           135  Scalar arithmetic, one instruction each.
+//           158  Warp-wide matrix instructions.
+//           170  Element types.
+//           202  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           207  Warp-level matrix products.
+//           229  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           291  Tensor maps, which describe tensors to bulk copies of boxes.
+//           300  Bulk copies.
+//           361  Communication between blocks and between grids.
+//           423  Reallocation of registers among warpgroups (sm_90a).
+//           438  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           473  Matrix products of a warpgroup (sm_90a).
+//           667  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           676  Tiles as TMA writes them and wgmma reads them.
+//           800  Banded masks.
+//           853  The order in which persistent blocks draw tiles.
+//           883  Where a tile of keys lies, and the queries that attend to it.
+//           979  Probabilities P of transposed scores, and the factor of dS.
+//          1018  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//          1078  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
+//          1092  Streaming tiles between global and shared memory.
+//          1140  Writing a warpgroup's results to shared and global memory.
+//          1160  What the backward mainloops do with fragments.
+//          1232  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1253  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1307  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1338  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1402  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1479  What the backward kernels that keep tiles of keys share.
+//          1634  What the warps of a block of the fused backward kernel share.
+//          1733  The backward pass on Hopper, for heads up to 128 wide.
+//          2037  dQ as a sum over tiles of keys, added in any order.
+//          2285  The kernel: its configuration, parameters and text.
+
+// The shapes of its products, by their columns.
+#define WGMMA_SHAPES(shape) shape(64) shape(128)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -116,9 +108,6 @@ struct alignas(16) Vec16 {
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
-FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
@@ -141,18 +130,6 @@ FLASHGEN_DEVICE i32 opaque(i32 value) {
 // The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// ---- flashgen/ptx/copy.cuh
-// Moving data: asynchronous global-to-shared copies and reductions to global memory.
-
-FLASHGEN_DEVICE void reduce_add(float* address, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
-}
-
-// This works for signed numbers too, in two's complement.
-FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 // ---- flashgen/ptx/math.cuh
@@ -222,25 +199,6 @@ constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// Which tile of which head of which sequence a block works on.
-struct Place {
-  i32 tile;
-  i32 head;
-  i32 sequence;
-
-  FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
-  // Its number when all tiles of all heads of all sequences are counted through.
-  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
-    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
-  }
-};
-
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
-FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-FLASHGEN_DEVICE float to_float(float x) { return x; }
-
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
@@ -265,143 +223,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-// ---- flashgen/band.cuh
-// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-struct Range {
-  i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-};
-
-// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
-FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
-  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
-}
-
-// The plan says which bounds exist. Their values are kernel parameters.
-template <bool has_lower, bool has_upper>
-struct Band {
-  // The tiles that hold allowed pairs are consecutive.
-  static constexpr bool has_holes = false;
-  i32 lower, upper;
-  i32 len_q, len_kv;
-
-  // All heads and sequences have the same band.
-  template <class Params>
-  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
-    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
-  }
-
-  // Tiles of queries that may attend to some key of [k_begin, k_end).
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    i32 begin = 0, end = len_q;
-    begin = larger(begin, k_begin - upper);
-    return tiles_of(begin, end, tile);
-  }
-
-  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
-  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool empty = k_begin >= len_kv;
-    empty |= k_begin > q_end - 1 + upper;
-    return empty;
-  }
-
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool full = q_end <= len_q && k_end <= len_kv;
-    full &= k_end - 1 <= q_begin + upper;
-    return full;
-  }
-
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    allowed &= k - q <= upper;
-    return allowed;
-  }
-};
-
-// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
-  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
-}
-
-// ---- flashgen/allowed_pairs.cuh
-// Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
-
-// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
-// c.
-template <i32 count>
-struct AllowedPairs {
-  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
-  u32 rows[2] = {~0u, ~0u};
-
-  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
-
-  // Puts `value` where a pair is not allowed.
-  FLASHGEN_DEVICE void forbid(float (&strip)[count], float value) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) strip[i] = allows(i) ? strip[i] : value;
-  }
-  FLASHGEN_DEVICE void forbid(u32 (&rounded)[count / 8][4]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) {
-      if (!allows(i)) rounded[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
-    }
-  }
-};
-
-// Of a band, and of queries that exist. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_upper>& mask, i32 first_q,
-                                                  i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.column();
-  AllowedPairs<count> allowed;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 key = first_key + thread.row() + 8 * h;
-    // Queries from q + first to q + end.
-    u32 bits = ~bits_from(mask.len_q - q);
-    bits &= bits_from(key - mask.upper - q);
-    allowed.rows[h] = key < mask.len_kv ? bits : 0;
-  }
-  return allowed;
-}
-
-// Of any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code would
-// stand there otherwise.
-template <i32 count, class Mask>
-FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q, i32 first_key,
-                                                  Thread thread) {
-  const i32 q = first_q + thread.column(), key = first_key + thread.row();
-  AllowedPairs<count> allowed = {{0, 0}};
-#pragma unroll 1
-  for (i32 n = 0; n < count / 4; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
-    }
-  }
-  return allowed;
-}
-
 }  // namespace flashgen
-
-#if !defined(FLASHGEN_EMULATOR)
-// ---- flashgen/ptx/packed.cuh
-// Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
-
-namespace flashgen {
-
-// Both products, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
-}  // namespace flashgen
-#endif
 
 #if !defined(FLASHGEN_EMULATOR)
 // ---- flashgen/ptx/barrier.cuh
@@ -412,24 +234,6 @@ namespace flashgen {
 
 // ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
 // warps.
-
-FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Waits, and returns whether the condition holds in any thread.
-FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
-  u32 any;
-  asm volatile(
-      "{\n.reg .pred p, q;\n"
-      "setp.ne.u32 p, %3, 0;\n"
-      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
-      "selp.u32 %0, 1, 0, q;\n}\n"
-      : "=r"(any)
-      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
-      : "memory");
-  return any != 0;
-}
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
 // bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
@@ -579,6 +383,10 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
+}
+
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -601,6 +409,16 @@ FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
+
+// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
+// earlier.
+FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
+// ones.
+FLASHGEN_DEVICE void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- flashgen/ptx/warpgroup.cuh
 // Reallocation of registers among warpgroups (sm_90a).
@@ -735,22 +553,6 @@ struct Wgmma {
 #define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
 #define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
 #define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
-#define WGMMA_NAMES_136 WGMMA_NAMES_128 ", %64, %65, %66, %67"
-#define WGMMA_NAMES_144 WGMMA_NAMES_136 ", %68, %69, %70, %71"
-#define WGMMA_NAMES_152 WGMMA_NAMES_144 ", %72, %73, %74, %75"
-#define WGMMA_NAMES_160 WGMMA_NAMES_152 ", %76, %77, %78, %79"
-#define WGMMA_NAMES_168 WGMMA_NAMES_160 ", %80, %81, %82, %83"
-#define WGMMA_NAMES_176 WGMMA_NAMES_168 ", %84, %85, %86, %87"
-#define WGMMA_NAMES_184 WGMMA_NAMES_176 ", %88, %89, %90, %91"
-#define WGMMA_NAMES_192 WGMMA_NAMES_184 ", %92, %93, %94, %95"
-#define WGMMA_NAMES_200 WGMMA_NAMES_192 ", %96, %97, %98, %99"
-#define WGMMA_NAMES_208 WGMMA_NAMES_200 ", %100, %101, %102, %103"
-#define WGMMA_NAMES_216 WGMMA_NAMES_208 ", %104, %105, %106, %107"
-#define WGMMA_NAMES_224 WGMMA_NAMES_216 ", %108, %109, %110, %111"
-#define WGMMA_NAMES_232 WGMMA_NAMES_224 ", %112, %113, %114, %115"
-#define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
-#define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
-#define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
 
 #define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
@@ -769,22 +571,6 @@ struct Wgmma {
 #define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
 #define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
 #define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
-#define WGMMA_REGISTERS_136(c) WGMMA_REGISTERS_128(c), WGMMA_FOUR(c, 64)
-#define WGMMA_REGISTERS_144(c) WGMMA_REGISTERS_136(c), WGMMA_FOUR(c, 68)
-#define WGMMA_REGISTERS_152(c) WGMMA_REGISTERS_144(c), WGMMA_FOUR(c, 72)
-#define WGMMA_REGISTERS_160(c) WGMMA_REGISTERS_152(c), WGMMA_FOUR(c, 76)
-#define WGMMA_REGISTERS_168(c) WGMMA_REGISTERS_160(c), WGMMA_FOUR(c, 80)
-#define WGMMA_REGISTERS_176(c) WGMMA_REGISTERS_168(c), WGMMA_FOUR(c, 84)
-#define WGMMA_REGISTERS_184(c) WGMMA_REGISTERS_176(c), WGMMA_FOUR(c, 88)
-#define WGMMA_REGISTERS_192(c) WGMMA_REGISTERS_184(c), WGMMA_FOUR(c, 92)
-#define WGMMA_REGISTERS_200(c) WGMMA_REGISTERS_192(c), WGMMA_FOUR(c, 96)
-#define WGMMA_REGISTERS_208(c) WGMMA_REGISTERS_200(c), WGMMA_FOUR(c, 100)
-#define WGMMA_REGISTERS_216(c) WGMMA_REGISTERS_208(c), WGMMA_FOUR(c, 104)
-#define WGMMA_REGISTERS_224(c) WGMMA_REGISTERS_216(c), WGMMA_FOUR(c, 108)
-#define WGMMA_REGISTERS_232(c) WGMMA_REGISTERS_224(c), WGMMA_FOUR(c, 112)
-#define WGMMA_REGISTERS_240(c) WGMMA_REGISTERS_232(c), WGMMA_FOUR(c, 116)
-#define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
-#define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
 
 #define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
 #define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
@@ -857,38 +643,7 @@ struct Wgmma {
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
 // A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
-WGMMA_SHAPE(8)
-WGMMA_SHAPE(16)
-WGMMA_SHAPE(24)
-WGMMA_SHAPE(32)
-WGMMA_SHAPE(40)
-WGMMA_SHAPE(48)
-WGMMA_SHAPE(56)
-WGMMA_SHAPE(64)
-WGMMA_SHAPE(72)
-WGMMA_SHAPE(80)
-WGMMA_SHAPE(88)
-WGMMA_SHAPE(96)
-WGMMA_SHAPE(104)
-WGMMA_SHAPE(112)
-WGMMA_SHAPE(120)
-WGMMA_SHAPE(128)
-WGMMA_SHAPE(136)
-WGMMA_SHAPE(144)
-WGMMA_SHAPE(152)
-WGMMA_SHAPE(160)
-WGMMA_SHAPE(168)
-WGMMA_SHAPE(176)
-WGMMA_SHAPE(184)
-WGMMA_SHAPE(192)
-WGMMA_SHAPE(200)
-WGMMA_SHAPE(208)
-WGMMA_SHAPE(216)
-WGMMA_SHAPE(224)
-WGMMA_SHAPE(232)
-WGMMA_SHAPE(240)
-WGMMA_SHAPE(248)
-WGMMA_SHAPE(256)
+WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -985,11 +740,6 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
-  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
-    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
-                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
-  }
   // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
   // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
   // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
@@ -1000,31 +750,6 @@ struct PanelTile {
   }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
-  }
-};
-
-// The same tile for ordinary accesses, where shared memory begins at `base`.
-template <class Tile>
-struct SharedPanels {
-  using T = typename Tile::Element;
-  u8* base;
-  Tile tile;
-
-  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
-    return *reinterpret_cast<const Vec16*>(at(row, chunk));
-  }
-  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
-    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
-  }
-  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
-    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
-  }
-
- private:
-  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
-    return base + (tile.chunk_at(row, chunk) - shared_address(base));
   }
 };
 
@@ -1072,6 +797,346 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
+// ---- flashgen/band.cuh
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+};
+
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
+// The plan says which bounds exist. Their values are kernel parameters.
+template <bool has_lower, bool has_upper>
+struct Band {
+  static constexpr bool is_bounded = has_lower || has_upper;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // All heads and sequences have the same band.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of queries that may attend to some key of [k_begin, k_end).
+  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
+    i32 begin = 0, end = len_q;
+    begin = larger(begin, k_begin - upper);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    allowed &= k - q <= upper;
+    return allowed;
+  }
+};
+
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// ---- flashgen/sm90/sections.cuh
+// The order in which persistent blocks draw tiles.
+
+// A tile's turn among those of its head, and the head, counted over all sequences.
+struct SectionTile {
+  i32 turn;
+  i32 head;
+};
+
+// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
+// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
+// without work.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
+  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
+  if (rest < 0) return {number / partial, number % partial};
+  const i32 section = rest / (section_heads * tiles_of_head);
+  const i32 in_section = rest - section * (section_heads * tiles_of_head);
+  return {in_section / section_heads, partial + section * section_heads + in_section % section_heads};
+}
+
+// Two counters, of tiles drawn and of blocks that have drawn their last one. The last block resets both.
+FLASHGEN_DEVICE void leave_counters(u32* counters) {
+  if (atomic_add_release(counters + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(counters, 0u);
+    store_release(counters + 1, 0u);
+  }
+}
+
+// ---- flashgen/sm90/key_tile.cuh
+// Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
+// that keep keys. A tile is what the producer announces to the other warps.
+
+// A step of the loop over queries: a block of queries of one head of the group that shares the keys.
+struct QueryStep {
+  i32 member;
+  i32 block;
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseKeyTile {
+  i32 first_key;
+  // Of keys and values.
+  i32 head;
+  i32 sequence;
+  // False for the tile after the last one.
+  bool exists;
+  // Whether some query attends to some key of it.
+  bool is_attended;
+
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+    return p.len_kv;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
+    return head * p.group + member;
+  }
+  // The first head of queries of the group, counted over all sequences.
+  template <class Params>
+  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
+    return sequence * p.heads_q + head * p.group;
+  }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
+    return Mask::of(p, sequence, query_head(p, member));
+  }
+
+  template <class KTile, class Params>
+  FLASHGEN_DEVICE void load_k(KTile k, const Params& p, u32 barrier) const {
+    k.load(p.k_map, barrier, first_key, head, sequence);
+  }
+  template <class VTile, class Params>
+  FLASHGEN_DEVICE void load_v(VTile v, const Params& p, u32 barrier) const {
+    v.load(p.v_map, barrier, first_key, head, sequence);
+  }
+  template <class QTile, class Params>
+  FLASHGEN_DEVICE void load_q(QTile q, const Params& p, u32 barrier, QueryStep step) const {
+    q.load(p.q_map, barrier, step.block * QTile::rows, query_head(p, step.member), sequence);
+  }
+  template <class DOTile, class Params>
+  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier, QueryStep step) const {
+    dout.load(p.dout_map, barrier, step.block * DOTile::rows, query_head(p, step.member), sequence);
+  }
+  // L (part 0) or D (part 1) of a block of queries.
+  template <class Params>
+  FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step,
+                                       i32 part) const {
+    const i32 number = (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
+    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * number + part, 0, 0);
+  }
+  // Rows of dK and dV. TMA clips rows beyond the last key.
+  template <class Rows>
+  FLASHGEN_DEVICE void store(Rows rows, const TensorMap& map, i32 row) const {
+    rows.store(map, row, head, sequence);
+  }
+};
+
+// Which tile of keys a persistent block computes next: blocks draw numbers from a counter, so that none waits
+// while another has tiles left. Consecutive numbers are tiles of a few heads, a section, whose operands then
+// stay in the L2 cache. Within a section the tile varies slowest, from the first one: a causal mask makes
+// that the longest.
+//
+// Blocks draw their first tile, too. So a tile never waits for one that no running block has drawn.
+template <i32 tile_kv, i32 section_heads, class Params>
+struct KeyTileScheduler {
+  const Params& p;
+
+  FLASHGEN_DEVICE i32 draw() const { return static_cast<i32>(atomic_add(p.counter, 1u)); }
+
+  // Tile `number`. It does not exist if there are not so many.
+  FLASHGEN_DEVICE DenseKeyTile tile(i32 number) const {
+    if (number >= p.tiles) return {};
+    const SectionTile place = section_tile<section_heads>(number, p.tiles, p.kv_tiles);
+    return {place.turn * tile_kv, place.head % p.heads_kv, place.head / p.heads_kv, true, true};
+  }
+
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p.counter); }
+};
+
+// ---- flashgen/sm90/backward_scores.cuh
+// Probabilities P of transposed scores, and the factor of dS: the Score policy of the backward kernels.
+//
+//     dS = factor (dP - D),   factor = P times the slope of the score
+//
+// Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
+// beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
+
+// Steps of 16 queries that make a chunk.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 kChunkElements = 8 * kChunkSteps;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
+// Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
+struct NoScore {
+  static constexpr bool presets_lse = true;
+  static constexpr bool masks_query_end = false;
+  static constexpr bool has_slope = false;
+  // What is loaded for a block's pairs while its products are under way.
+  template <i32 queries>
+  struct Pairs {};
+
+  template <i32 queries, class Params, class Tile>
+  FLASHGEN_DEVICE static Pairs<queries> load(const Params&, const Tile&, QueryStep, i32, i32, Thread) {
+    return {};
+  }
+  // Of one chunk: P, rounded.
+  template <class T, i32 queries, class Params, class Tile>
+  FLASHGEN_DEVICE static void exponentiate(const Strip<queries>& scores, Rounded<queries>& probabilities,
+                                           Rounded<queries>&, i32 chunk, const Pairs<queries>&,
+                                           const Params& p, const Tile&, QueryStep, const float*, i32, i32,
+                                           Thread) {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); i += 2)
+      probabilities[i / 8][i % 8 / 2] =
+          pack(T{}, exp2_approx(scores[i] * p.scale_log2), exp2_approx(scores[i + 1] * p.scale_log2));
+  }
+};
+
+// ---- flashgen/sm90/allowed_queries.cuh
+// Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+
+// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
+// c.
+template <i32 count>
+struct AllowedQueries {
+  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
+  u32 rows[2];
+
+  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
+
+  FLASHGEN_DEVICE void forbid(float (&scores)[count]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) scores[i] = allows(i) ? scores[i] : -kInfinity;
+  }
+  // The same for a chunk of probabilities, where 0 takes the place of the exponential of -inf.
+  FLASHGEN_DEVICE void forbid(u32 (&probabilities)[count / 8][4], i32 chunk) const {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); ++i) {
+      if (!allows(i)) probabilities[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
+    }
+  }
+};
+
+// Of a band, and of queries that exist. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Band<has_lower, has_upper>& mask, i32 first_q,
+                                                      i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.column();
+  AllowedQueries<count> allowed;
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 key = first_key + thread.row() + 8 * h;
+    u32 bits = ~bits_from(mask.len_q - q);
+    bits &= bits_from(key - mask.upper - q);
+    allowed.rows[h] = key < mask.len_kv ? bits : 0;
+  }
+  return allowed;
+}
+
+// Of any mask, which never allows queries beyond the last. A loop keeps the code short.
+template <i32 count, class Mask>
+FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Mask& mask, i32 first_q, i32 first_key,
+                                                      Thread thread) {
+  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  AllowedQueries<count> allowed = {{0, 0}};
+#pragma unroll 1
+  for (i32 n = 0; n < count / 4; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
+    }
+  }
+  return allowed;
+}
+
+}  // namespace flashgen
+
+#if !defined(FLASHGEN_EMULATOR)
+// ---- flashgen/ptx/packed.cuh
+// Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
+
+namespace flashgen {
+
+// Both products, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+}  // namespace flashgen
+#endif
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+namespace flashgen {
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Writes the rows of a tile that exist to global memory.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
+FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
+                                Thread thread) {
+#pragma unroll 4
+  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
+    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
+    const i32 valid = head_dim - chunk * Tile::chunk_elements;
+    if (first_row + row < destination.row_count && valid > 0) {
+      write_chunk<typename Tile::Element, access_bytes>(
+          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
+    }
+  }
+}
+
 // ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
@@ -1092,53 +1157,32 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-// ---- flashgen/backward_chunks.cuh
-// A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
-// of a product, which runs while the next chunk is computed.
+// ---- flashgen/sm90/backward_products.cuh
+// What the backward mainloops do with fragments: accumulators that are preset, products in parts, dS.
+//
+// A part of a product is a group of its own, so that it runs while the next one's operand is computed.
 
-// Steps of a product that make a chunk, of 16 queries each.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
-
-// Calls `compute(i)` for each of a lane's elements of a chunk.
-template <class Compute>
-FLASHGEN_DEVICE void for_chunk(i32 chunk, const Compute& compute) {
-#pragma unroll
-  for (i32 i = 8 * kChunkSteps * chunk; i < 8 * kChunkSteps * (chunk + 1); ++i) compute(i);
-}
-
-// Rounds pairs of neighbours along a row.
-template <class T, i32 count>
-FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&strip)[count], i32 chunk) {
-#pragma unroll
-  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
-    rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
-}
-
-// dS = P (dP - D) of a chunk, of P rounded.
+// Presets every row of an accumulator to `columns`, one float for each column. Products are added on top. The
+// pin tells ptxas that no product in flight writes these registers; otherwise it waits.
 template <i32 count>
-FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
-                                    const u32 (&p)[count / 8][4], i32 chunk) {
+FLASHGEN_DEVICE void preset_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
-  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
-    ds[i / 4][i % 4] =
-        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
+  for (i32 n = 0; n < count / 4; ++n) {
+    const float first = columns[8 * n + thread.column()], second = columns[8 * n + thread.column() + 1];
+    strip[4 * n] = first;
+    strip[4 * n + 1] = second;
+    strip[4 * n + 2] = first;
+    strip[4 * n + 3] = second;
+  }
+  wgmma_pin(strip);
+}
+template <i32 count>
+FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
+  clear(strip);
+  wgmma_pin(strip);
 }
 
-// Issues the chunk's part of O += P V, which is a group of its own.
-template <class VTile>
-FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
-                                 i32 chunk) {
-  using T = typename VTile::Element;
-  const MatrixDescriptor right = v.by_rows();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
-    wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
-  wgmma_commit();
-}
-
-// Issues half of the steps of sums += A B^T, which is a group of its own.
+// Issues half of the steps of sums += A B^T.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
   using T = typename A::Element;
@@ -1152,6 +1196,29 @@ FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
   wgmma_commit();
 }
 
+// Issues the chunk's part of sums += A B, of A in registers.
+template <class B>
+FLASHGEN_DEVICE void issue_chunk(Strip<B::cols>& sums, const Rounded<B::rows>& a, B b, i32 chunk) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_rows();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
+    wgmma_rs<T, B::cols, Major::mn>(sums, a[step], right.advanced(B::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// dS = factor (dP - D) of a chunk. dP - D is rounded in bf16, which has the exponents of float32 and
+// multiplies two elements at once. In fp16 it may be infinite, so it stays float.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&factors)[count / 8][4], i32 chunk) {
+#pragma unroll
+  for (i32 i = kChunkElements / 2 * chunk; i < kChunkElements / 2 * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), factors[i / 4][i % 4]);
+}
+
 // Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
 template <class DSTile>
 FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
@@ -1161,163 +1228,6 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
   for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
     stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
 }
-
-// ---- flashgen/walk.cuh
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
-// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
-// and get the same result.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Advances to the next tile. Returns how many tiles were skipped before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    ++tile;
-    return 0;
-  }
-};
-
-// ---- flashgen/query_walk.cuh
-// The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-
-// A step of the loop: a tile of queries of one head of the group.
-struct Step {
-  i32 member;
-  i32 tile;
-};
-
-// Visits, for each head of the group, the tiles with a query that may attend to a key of [k_begin, k_end).
-// `mask_of(member)` is the mask of a head of the group.
-template <class Mask, i32 tile_q>
-struct QueryWalk {
-  i32 k_begin, k_end;
-  i32 members;
-  i32 member;
-  Walk<Mask::has_holes> tiles;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
-
-  FLASHGEN_DEVICE bool over() const { return member >= members; }
-  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // A loop, so that the code that evaluates the mask is inlined only once.
-    while (true) {
-      if (member >= 0) advance_within_head(thread, mask_of);
-      if (!tiles.over() || ++member >= members) return;
-      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-    }
-  }
-
- private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
-    const Mask mask = mask_of(member);
-    tiles.advance(thread, [&](i32 tile) {
-      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
-    });
-  }
-};
-
-// A band is the same for every head, and its tiles are consecutive, so two counters suffice.
-template <bool has_lower, bool has_upper, i32 tile_q>
-struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
-  i32 k_begin, k_end;
-  i32 left;
-  i32 member;
-  Range tiles;
-  i32 tile;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return left == 0; }
-  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
-    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
-    left *= tiles.size();
-    tile = tiles.begin;
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
-    --left;
-    if (++tile == tiles.end) {
-      tile = tiles.begin;
-      ++member;
-    }
-  }
-};
-
-// ---- flashgen/backward_step_sm90.cuh
-// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
-// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
-
-// Initializes every row of a strip with `columns`, one float per column.
-template <i32 count>
-FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const float first = columns[8 * n + thread.column()], second = columns[8 * n + thread.column() + 1];
-    strip[4 * n] = first;
-    strip[4 * n + 1] = second;
-    strip[4 * n + 2] = first;
-    strip[4 * n + 3] = second;
-  }
-}
-
-// ---- flashgen/contain.cuh
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
-// non-finite value in a key that a query may not attend to would reach the query through any tile that the
-// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
-// non-finite values are cleared before the product, and the results they should have reached become NaN
-// afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
 // ---- flashgen/fragments.cuh
 // Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
@@ -1338,6 +1248,91 @@ FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32
 template <i32 count>
 FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
   write_columns(part, strip, 0, 2 * count, thread);
+}
+
+// ---- flashgen/sm90/backward_config.cuh
+// The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+
+struct BackwardSm90Config {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_stages;
+  i32 do_stages;
+  i32 ds_stages;
+  // Slots for sums of dQ to be scaled and rounded, and for rounded ones.
+  i32 sum_stages;
+  i32 rounded_stages;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
+  i32 section_heads;
+  // The next step's scores are preset to -L while dK is multiplied.
+  bool presets_ahead;
+  // dQ is multiplied after dK, and takes the registers of dP. Otherwise it is multiplied between dV and dK.
+  bool dq_last;
+  bool has_lower;
+  bool has_upper;
+};
+
+constexpr i32 kPanelColumns = 64;
+
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that
+// are left). Each warp has 16 rows of it. The float32 sum in global memory has the layout of the
+// accumulators: warp after warp, then blocks of 16 rows x 8 columns, then four floats per lane. So all
+// accesses are contiguous.
+template <i32 tile_q, i32 head_dim, i32 consumers>
+struct DqShare {
+  static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
+  static_assert(by_rows ? head_dim == kPanelColumns
+                        : tile_q == kWarpgroupRows && ceil_div(head_dim, kPanelColumns) == consumers,
+                "each consumer owns 64 rows, or 64 columns, of a tile of dQ");
+  static constexpr i32 tile_floats = tile_q * head_dim;
+
+  FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
+  FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
+  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
+    return smaller(kPanelColumns, head_dim - column(consumer));
+  }
+  // The offset and the size of a warp's part of a tile. Warps are counted over all consumers.
+  FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
+    const i32 consumer = warp / 4;
+    return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
+  }
+  FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
+};
+
+// ---- flashgen/sm90/failed_tiles.cuh
+// Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//
+// A mask gives a pair the probability 0, but 0 * NaN is NaN: a NaN in V, K, Q or dO reaches all results of
+// the tiles that it meets in a product. Such data are rare, so the mainloops do not look for them. The
+// epilogues check what they store, and flag tiles that are not finite. backward_repair.cuh computes these
+// again, pair by pair. Without a mask nothing is to be checked, because all pairs are allowed.
+
+// Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
+// and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
+template <bool has_mask, class Params>
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+}
+template <bool has_mask, class Params>
+FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
+  if constexpr (has_mask)
+    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
+}
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
+// operands reach all rows that they must not reach.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
 // ---- flashgen/ring.cuh
@@ -1404,202 +1399,299 @@ struct Ring {
   }
 };
 
-// ---- flashgen/row_tile.cuh
-// Which tiles of queries, or of keys, a persistent block works on, in order.
+// ---- flashgen/sm90/query_blocks.cuh
+// Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//
+//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
+//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
+//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//
+// `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
+// probabilities 0, unless the score is computed by an expression.
 
-// A tile of keys of one head of keys and values of one sequence.
-struct alignas(16) KeyTile {
-  i32 first_key;
-  i32 head;
-  i32 sequence;
-  // Neither for the one after the last; both but for tiles that no query attends to.
-  bool exists;
-  bool is_attended;
-  // Which part of its steps this is, and how many parts there are.
-  u8 part = 0;
-  u8 parts = 1;
-};
-
-// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
-// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest. The first section has what does not make a whole one:
-// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
-struct SectionPlace {
-  i32 turn;
-  i32 head;
-};
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another: no partial section.
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
-  const i32 odd_heads = tiles / tiles_of_head % section_heads;
-  const i32 even = number - odd_heads * tiles_of_head;
-  if (even < 0) return {number / odd_heads, number % odd_heads};
-  const i32 section = even / (section_heads * tiles_of_head);
-  const i32 rest = even - section * (section_heads * tiles_of_head);
-  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
+// Whether the mask allows every pair of a block and the 64 keys of a strip.
+template <auto cfg, bool masks_query_end, class Mask>
+FLASHGEN_DEVICE bool is_full_strip(const Mask& mask, i32 block, i32 first_key, i32 strip) {
+  const i32 first_q = block * cfg.tile_q, end_q = first_q + cfg.tile_q;
+  const i32 key = first_key + strip * kWarpgroupRows;
+  return mask.is_full(first_q, masks_query_end ? end_q : smaller(end_q, mask.len_q), key,
+                      key + kWarpgroupRows);
 }
 
-// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
-// at the same time.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
-  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
-  const i32 of_last = number - before * tiles_of_head;
-  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
-  return {of_last / in_last, before + of_last % in_last};
-}
+// Of a band: every block of a range, the same for each head. Producer and consumers compute it for
+// themselves.
+template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
+struct BandQueries {
+  static constexpr bool has_mask = Mask::is_bounded;
+  static constexpr bool sends_messages = false;
+  struct Message {};
 
-// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
-  const i32 sequence = place.head / p.heads_kv;
-  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
-}
+  i32 left;
+  i32 member;
+  Range blocks;
+  i32 block;
 
-// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
-// launch.
-template <class Params>
-FLASHGEN_DEVICE void leave_counters(const Params& p) {
-  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(p.counter, 0u);
-    store_release(p.counter + 1, 0u);
+  FLASHGEN_DEVICE static Range visited(const Mask& mask, i32 first_key) {
+    return mask.query_tiles(first_key, smaller(first_key + cfg.tile_kv, mask.len_kv), cfg.tile_q);
   }
-}
 
-// ---- flashgen/backward_sm90.cuh
-// The parts of the backward kernel for Hopper that computes dK, dV and dQ together. Scores are transposed:
-// their rows are keys, 64 for each warpgroup, and their columns are queries. So P and dS in registers are the
-// left operands of dV and dK without a transposition.
-
-constexpr i32 kPanelColumns = 64;
-
-struct BackwardSm90Config {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_slots;
-  i32 do_slots;
-  i32 ds_slots;
-  i32 sum_slots;
-  i32 rounded_slots;
-  i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  i32 section_heads;
-  // In tiles of keys, see AddingOrder.
-  i32 order_group = 0;
-  bool has_lower;
-  bool has_upper;
-};
-
-// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that
-// are left). Each warp has 16 rows of it. The float32 sum in global memory has the layout of the
-// accumulators: warp after warp, then blocks of 16 rows x 8 columns, then four floats per lane. So all
-// accesses are contiguous.
-template <i32 tile_q, i32 head_dim, i32 consumers>
-struct QueryGradientShare {
-  static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
-  static_assert(by_rows ? head_dim == kPanelColumns
-                        : tile_q == kWarpgroupRows && ceil_div(head_dim, kPanelColumns) == consumers,
-                "each consumer owns 64 rows, or 64 columns, of a tile of dQ");
-  static constexpr i32 tile_floats = tile_q * head_dim;
-
-  FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
-  FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
-  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
-    return smaller(kPanelColumns, head_dim - column(consumer));
+  template <class Tile, class Params, class Announce, class Visit>
+  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Announce& announce,
+                                       const Visit& visit) {
+    BandQueries queries;
+    queries.begin(p, tile);
+    announce(!queries.over());
+    while (!queries.over()) visit(queries.take([] { return Message{}; }), [] { return Message{}; });
   }
-  // The offset and the size of a warp's part of a tile. Warps are counted over all consumers.
-  FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
-    const i32 consumer = warp / 4;
-    return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
+
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile) {
+    blocks = visited(tile.template mask<Mask>(p, 0), tile.first_key);
+    left = p.group * blocks.size();
+    member = 0;
+    block = descending ? blocks.end - 1 : blocks.begin;
   }
-  FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
-  // The offset of an element of the tile.
-  FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
-    const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
-    const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
-    const i32 lane = row % 8 * 4 + column % 8 / 2, element = row % 16 / 8 * 2 + column % 2;
-    return warp_begin(4 * consumer + warp) + (block * kWarpSize + lane) * 4 + element;
+  FLASHGEN_DEVICE bool over() const { return left == 0; }
+  template <class Read>
+  FLASHGEN_DEVICE QueryStep take(const Read&) {
+    const QueryStep step = {member, block};
+    --left;
+    if constexpr (descending) {
+      if (--block < blocks.begin) {
+        block = blocks.end - 1;
+        ++member;
+      }
+    } else {
+      if (++block == blocks.end) {
+        block = blocks.begin;
+        ++member;
+      }
+    }
+    return step;
+  }
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE bool is_cut(const Params& p, const Tile& tile, QueryStep step, i32 strip) const {
+    return !is_full_strip<cfg, masks_query_end>(tile.template mask<Mask>(p, step.member), step.block,
+                                                tile.first_key, strip);
   }
 };
 
-template <BackwardSm90Config cfg, class T>
-struct BackwardSm90Shape {
-  static_assert(cfg.tile_kv == cfg.consumers * kWarpgroupRows, "each consumer owns 64 keys");
+// ---- flashgen/sm90/key_tile_producer.cuh
+// What the backward kernels that keep tiles of keys share: operands in shared memory, and the producer that
+// loads them.
+
+// Slots of the ring that announces tiles of keys.
+constexpr i32 kTileStages = 2;
+
+template <auto cfg, class T, class Smem, class Tile, class Queries>
+struct KeyTileShared {
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using KRing = Ring<1>;
+  using VRing = Ring<1>;
+  using QRing = Ring<cfg.q_stages>;
+  using DORing = Ring<cfg.do_stages>;
+  using TileRing = Ring<kTileStages>;
+  using Message = typename Queries::Message;
+  // Bytes of L, or of D, of a block of queries.
+  static constexpr i32 statistics_bytes = cfg.tile_q * 4;
+
+  u8* base;
+  u32 start;
+
+  FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
+  FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
+  FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+    return DOTile{start + Smem::kDo}.slot(at.slot());
+  }
+  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
+  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  // Of a block of queries, -L in units of S and -D. They come with Q and with dO.
+  FLASHGEN_DEVICE float* lse(typename QRing::Where at) const {
+    return reinterpret_cast<float*>(base + Smem::kLse + at.slot() * statistics_bytes);
+  }
+  FLASHGEN_DEVICE float* dsum(typename DORing::Where at) const {
+    return reinterpret_cast<float*>(base + Smem::kDsum + at.slot() * statistics_bytes);
+  }
+  // What the slots of tile_ring and, if the producer sends messages, of q_ring hold.
+  FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+    return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+  }
+  FLASHGEN_DEVICE Message& message(typename QRing::Where at) const
+    requires Queries::sends_messages
+  {
+    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+  }
+  // One lane reads a message for its warp, and another warp's lane may then overwrite it.
+  FLASHGEN_DEVICE Message read_message(typename QRing::Where at, Thread thread) const {
+    if constexpr (Queries::sends_messages) {
+      Message read = {};
+      if (thread.lane == 0) read = message(at);
+      return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+    } else {
+      return {};
+    }
+  }
+};
+
+// One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA.
+// Only one lane waits and copies: another lane that came late to a barrier could miss a phase. The tile stays
+// in shared memory, because the producer has few registers.
+template <auto cfg, class Params, class Shared, class Tile, class Queries>
+struct KeyTileProducer {
+  using Message = typename Queries::Message;
+
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  bool elected;
+  typename Shared::KRing::Where kv_at;
+  typename Shared::QRing::Where q_at;
+  typename Shared::DORing::Where do_at;
+  typename Shared::TileRing::Where tile_at;
+
+  // Line 6: load K_j, V_j.
+  FLASHGEN_DEVICE void load_keys(const Tile& tile) {
+    if (elected) {
+      shared.k_ring().wait_empty(kv_at);
+      mbarrier_arrive_expect_tx(shared.k_ring().full(kv_at), Shared::KTile::bytes);
+      tile.load_k(shared.k(), p, shared.k_ring().full(kv_at));
+      shared.v_ring().wait_empty(kv_at);
+      mbarrier_arrive_expect_tx(shared.v_ring().full(kv_at), Shared::VTile::bytes);
+      tile.load_v(shared.v(), p, shared.v_ring().full(kv_at));
+    }
+    kv_at.advance();
+  }
+  // Line 9: load Q_i, dO_i, L_i, D_i.
+  FLASHGEN_DEVICE void load_queries(const Tile& tile, QueryStep step, const Message& message) {
+    if (elected) {
+      const u32 full = shared.q_ring().full(q_at);
+      shared.q_ring().wait_empty(q_at);
+      if constexpr (Queries::sends_messages) shared.message(q_at) = message;
+      mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
+      tile.load_q(shared.q(q_at), p, full, step);
+      tile.load_statistics(shared_address(shared.lse(q_at)), p, full, step, 0);
+    }
+    q_at.advance();
+    if (elected) {
+      const u32 full = shared.do_ring().full(do_at);
+      shared.do_ring().wait_empty(do_at);
+      mbarrier_arrive_expect_tx(full, Shared::DOTile::bytes + Shared::statistics_bytes);
+      tile.load_dout(shared.dout(do_at), p, full, step);
+      tile.load_statistics(shared_address(shared.dsum(do_at)), p, full, step, 1);
+    }
+    do_at.advance();
+  }
+
+  FLASHGEN_DEVICE void run() {
+    const KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params> scheduler{p};
+    if (elected) {
+      prefetch_tensormap(&p.q_map);
+      prefetch_tensormap(&p.k_map);
+      prefetch_tensormap(&p.v_map);
+      prefetch_tensormap(&p.dout_map);
+      prefetch_tensormap(&p.row_stats_map);
+    }
+    for (bool goes_on = true; goes_on;) {
+      // Consumers are steps behind, which hides the latency of the draw.
+      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0));
+      Tile& tile = shared.tile(tile_at);
+      if (elected) {
+        shared.tile_ring().wait_empty(tile_at);
+        tile = drawn;
+      }
+      warp_sync();
+      const auto announce = [&](bool is_attended) {
+        if (elected) {
+          tile.is_attended = is_attended;
+          mbarrier_arrive(shared.tile_ring().full(tile_at));
+        }
+        tile_at.advance();
+      };
+      goes_on = drawn.exists;
+      if (goes_on) {
+        bool is_first = true;
+        Queries::for_each(p, tile, thread, announce, [&](QueryStep step, const auto& message_of) {
+          load_queries(tile, step, message_of());
+          // The first queries may be loaded while the previous tile still uses its keys.
+          if (is_first) load_keys(tile);
+          is_first = false;
+        });
+      } else {
+        announce(false);
+      }
+    }
+    if (elected) scheduler.leave();
+  }
+};
+
+// ---- flashgen/sm90/backward_shared.cuh
+// What the warps of a block of the fused backward kernel share.
+
+template <BackwardSm90Config cfg, class T, class Smem, class Tile, class Queries>
+struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
+  using Base = KeyTileShared<cfg, T, Smem, Tile, Queries>;
+  using Base::base, Base::start;
+  static_assert(cfg.tile_kv == cfg.consumers * kWarpgroupRows, "each consumer owns 64 keys");
+  static_assert(cfg.do_stages == 2 && cfg.ds_stages == 2, "slots of dO and dS go by together");
+  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+
+  using Share = DqShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
   // Keys x queries.
   using DSTile = PanelTile<T, cfg.tile_kv, cfg.tile_q>;
-  // A warp's rows of dK and dV.
+  using DSRing = Ring<cfg.ds_stages>;
+  // A warp's rows of dK and dV, and its share of dQ, rounded.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
-  // A warp's share of dQ, rounded.
   using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
-  using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
-
-  using Scores = Strip<cfg.tile_q>;
-  using RoundedScores = Rounded<cfg.tile_q>;
-  using DK = Strip<cfg.head_dim>;
-  using DV = Strip<cfg.head_dim_v>;
-  // 64 queries x 64 columns, whatever the share.
-  using DQ = Strip<kPanelColumns>;
-
-  static constexpr i32 row_bytes = cfg.tile_q * 4;
   // The staging buffer of a warp: its share of dQ, or its rows of dK and dV.
   static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
   static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
                 "dK and dV fit in the staging buffer of dQ");
-  static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
-  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+
+  FLASHGEN_DEVICE DSTile ds(typename DSRing::Where at) const {
+    return DSTile{start + Smem::kDs}.slot(at.slot());
+  }
+  FLASHGEN_DEVICE DSRing ds_ring() const { return {start + Smem::kDsBarriers}; }
+  // Warps are counted over all consumers.
+  FLASHGEN_DEVICE u32 out(i32 warp) const { return start + Smem::kDq + static_cast<u32>(warp * out_bytes); }
+
+  FLASHGEN_DEVICE void init(u32 tile_readers) const {
+    Base::k_ring().init(1, consumer_warps);
+    Base::v_ring().init(1, consumer_warps);
+    Base::q_ring().init(1, consumer_warps);
+    Base::do_ring().init(1, consumer_warps);
+    ds_ring().init(consumer_warps, consumer_warps);
+    // All lanes read what is announced, and each gives it back.
+    Base::tile_ring().init(1, kWarpSize * (consumer_warps + tile_readers));
+  }
 };
 
-// A warp's rows of a tile of dQ, to be scaled, rounded and stored.
-struct alignas(32) SumPart {
-  // Where the results go.
+// A warp's share of a tile of dQ, to be scaled, rounded and stored.
+struct alignas(32) DqPart {
   i32 column;
   i32 row;
   i32 head;
   i32 sequence;
-  // The place of the sum in the workspace, and its number of boxes: 0 after the last sum.
+  // Where its sum lies in the workspace, in lines, and its size in boxes: 0 after the last part.
   i32 line;
   i32 boxes;
-  // Whether another head will use its slot of the ring.
+  // Whether another head will use its slot of the workspace.
   bool is_needed_again;
   // Whether it is the last part of its tile.
   bool is_last;
 };
 
-// Part of a sum in shared memory. The TMA map of the workspace is an array of lines; a box is two of them.
-struct SumLines {
-  static constexpr i32 floats = 256;
-  static constexpr u32 box_bytes = 2 * floats * 4;
-  u32 address;
-
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
-#pragma unroll 1
-    for (i32 i = 0; i < boxes; ++i)
-      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
-  }
-  // Stores the same bytes to each box.
-  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
-#pragma unroll 1
-    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
-  }
-};
-
-// ---- The sum of dQ, see fragments.cuh
-
 // Scales and rounds 32 columns of a part's 16 rows into a tile in shared memory. The finisher warp competes
 // with consumers for issue slots, so each instruction counts. With `in_place` the tile overlays the first
 // half of the part, which has been read by then.
-template <i32 box, bool in_place = false, class Tile>
+template <i32 box, bool in_place, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
   const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
@@ -1628,46 +1720,569 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
 }
 
-// ---- Non-finite values, see contain.cuh
-
-// Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
-template <class Tile>
-FLASHGEN_DEVICE bool lane_finds_non_finite(SharedPanels<Tile> tile, i32 row, Thread thread) {
-  u32 signs = 0;
-  constexpr i32 chunks = Tile::panels * 8;
-#pragma unroll 4
-  for (i32 i = thread.lane; i < kWarpRows * chunks; i += kWarpSize) {
-    const Vec16 chunk = tile.chunk(row + i / chunks, i % chunks);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
-  }
-  return signs != 0;
+// Whether the first row of a part's 16 is not finite. One row is enough, see failed_tiles.cuh. All lanes
+// call.
+template <bool checks>
+FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
+  if constexpr (!checks) return false;
+  // Two columns for each lane: those of lane l % 4 in block l / 4.
+  const float* const two = part + (thread.lane / 4 * kWarpSize + thread.lane % 4) * 4;
+  return warp_any(2 * thread.lane < columns && (two[0] + two[1]) * 0.0f != 0.0f);
 }
 
-// The scalar product of a row of a tile and one in global memory.
-template <class Tile>
-FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename Tile::Element* other) {
-  using T = typename Tile::Element;
-  float total = 0.0f;
-#pragma unroll 1
-  for (i32 c = 0; c < Tile::cols / 8; ++c) {
-    const Vec16 x = tile.chunk(row, c), y = reinterpret_cast<const Vec16*>(other)[c];
+// ---- flashgen/sm90/backward_mainloop.cuh
+// The backward pass on Hopper, for heads up to 128 wide: dQ, dK and dV in one kernel.
+//
+// The kernel is warp-specialized, as FlashAttention-3 is. A block keeps a tile of 128 keys and loops over
+// blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
+// consumers, own 64 of the keys each. Line numbers in comments are those of Algorithm 2 of the
+// FlashAttention-2 paper.
+//
+// Scores are transposed: rows are keys. So P^T and dS^T in registers are the left operands of dV += P^T dO
+// and dK += dS^T Q. Only dQ = dS K needs the dS of both consumers, which therefore also goes to shared
+// memory.
+//
+// wgmma adds to what accumulators hold. S starts at -L, and dP starts at -D.
+//
+// dQ is one step behind, so that the other consumer's dS is there in time:
+//
+//     tensor cores | S(i)             | dP(i)       | dV(i)          | dQ(i-1)              | dK(i)
+//     others       | TMA adds dQ(i-2) | P = exp(S)  | dS = P (dP - D), to shared memory     | store dQ(i-1)
+//
+// P and dS come in chunks of 32 queries. The tensor cores multiply one chunk while the next one is computed.
+//
+// Policies: Tile says where rows lie (key_tile.cuh), Queries which blocks of queries there are
+// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Sums how dQ is summed and
+// finished (dq_sums_*.cuh).
+
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Score, class Sums>
+struct BackwardMainloop {
+  using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
+  using Producer = KeyTileProducer<cfg, Params, Shared, Tile, Queries>;
+  using Share = typename Shared::Share;
+  using Pairs = typename Score::template Pairs<cfg.tile_q>;
+  static constexpr i32 chunks = chunks_of(cfg.tile_q);
+  static constexpr i32 none = -1;
+
+  struct Consumer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    // Which consumer this is.
+    i32 number;
+    typename Shared::KRing::Where kv_at;
+    typename Shared::QRing::Where q_at;
+    // The position in the rings of dO and dS.
+    typename Shared::DORing::Where at;
+    typename Shared::TileRing::Where tile_at;
+    Queries queries;
+    typename Sums::Adder sums;
+    // Of dQ, the tiles of queries of the previous step, and of the one before, whose dQ is in shared memory.
+    i32 previous;
+    i32 in_buffer;
+    Strip<cfg.head_dim> dk;
+    Strip<cfg.head_dim_v> dv;
+    Strip<cfg.tile_q> scores;
+
+    // ---- The parts of a step
+
+    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. The accumulators, ...
+    FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::Where q_at) {
+      shared.q_ring().wait_full(q_at);
+      if constexpr (Score::presets_lse) {
+        preset_columns(scores, shared.lse(q_at), thread);
+      } else {
+        preset_zero(scores);
+      }
+    }
+    // ... and the product.
+    FLASHGEN_DEVICE void issue_scores() {
+      issue_over_columns(scores, shared.k().from_row(number * kWarpgroupRows), shared.q(q_at));
+    }
+    // Line 13: dP_ij = dO_i V_j^T - D_i, half of it.
+    FLASHGEN_DEVICE void issue_half_of_dp(Strip<cfg.tile_q>& dp, i32 half) {
+      issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(at), half);
+    }
+    // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
+    // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
+    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+      shared.ds_ring().wait_full(of);
+      const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
+      issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
+                                     Share::by_rows ? shared.k() : shared.k().panel(number));
+    }
+    // dQ to shared memory, where the next step leaves it to TMA.
+    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+      wgmma_pin(dq);
+      warp_sync();
+      if (thread.lane == 0) {
+        if (exists) mbarrier_arrive(shared.ds_ring().empty(of));
+        bulk_wait_read<0>();
+      }
+      warp_sync();
+      sums.wait_buffer(of);
+      const i32 offset = static_cast<i32>(shared.out(thread.warp - 4) - shared.start);
+      write_fragments(reinterpret_cast<float*>(shared.base + offset), dq, thread);
+    }
+    // TMA adds the dQ that is in shared memory.
+    FLASHGEN_DEVICE void add_dq() {
+      if (in_buffer != none) sums.add(in_buffer, at.before().before(), tile_at, thread);
+    }
+
+    // ---- A step: a block of queries
+
+    FLASHGEN_DEVICE void step(const Tile& tile) {
+      // No product is in flight, but ptxas does not know that at the head of a loop.
+      wgmma_wait<0>();
+      if (!cfg.presets_ahead) preset_scores(q_at);
+      const QueryStep step = queries.take([&] { return shared.read_message(q_at, thread); });
+      const i32 first_q = step.block * cfg.tile_q;
+      const bool is_first = previous == none;
+      issue_scores();
+      // Not earlier, because the copy engine needs time. Not later, because the buffer is needed again.
+      add_dq();
+      // While S is multiplied, and before dP takes registers.
+      // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
+      const bool is_cut = queries.is_cut(p, tile, step, thread.again().warp / 4 - 1);
+      AllowedQueries<cfg.tile_q / 2> allowed;
+      if (is_cut) {
+        const Thread own = thread.again();
+        const i32 first_key = tile.first_key + (own.warp - 4) * kWarpRows;
+        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.member), first_q,
+                                                  first_key, own);
+      }
+      if (is_first) shared.v_ring().wait_full(kv_at);
+      // Addresses are computed in each step, to save registers.
+      const Thread here = thread.again();
+      const i32 warp_key = (here.warp - 4) * kWarpRows;
+      const Pairs pairs =
+          Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
+
+      Strip<cfg.tile_q> dp;
+      shared.do_ring().wait_full(at);
+      preset_columns(dp, shared.dsum(at), here);
+      issue_half_of_dp(dp, 0);
+      if (is_first) sums.report(thread);
+
+      // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
+      wgmma_wait<1>();
+      wgmma_pin(scores);
+      if constexpr (!Score::masks_query_end) {
+        if (is_cut) allowed.forbid(scores);
+      }
+      Rounded<cfg.tile_q> probabilities, factors;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) {
+      for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Score::template exponentiate<T>(scores, probabilities, factors, chunk, pairs, p, tile, step,
+                                        shared.lse(q_at), first_q, tile.first_key + warp_key, here);
+        if constexpr (Score::masks_query_end) {
+          if (is_cut) {
+            allowed.forbid(probabilities, chunk);
+            if constexpr (Score::has_slope) allowed.forbid(factors, chunk);
+          }
+        }
+        if (chunk == 0) issue_half_of_dp(dp, 1);
+        issue_chunk(dv, probabilities, shared.dout(at), chunk);
+      }
+      const Rounded<cfg.tile_q>& factor = Score::has_slope ? factors : probabilities;
+
+      Strip<kPanelColumns> dq;
+      if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
+      // Line 14: dS_ij = P_ij (dP_ij - D_i). Line 16: dK_j += dS_ij^T Q_i. A chunk is issued once the next is
+      // stored.
+      wgmma_wait<chunks + (cfg.dq_last ? 0 : 1)>();
+      wgmma_pin(dp);
+      Rounded<cfg.tile_q> ds;
+      shared.ds_ring().wait_empty(at);
 #pragma unroll
-      for (i32 half = 0; half < 2; ++half) {
-        const T left{static_cast<u16>(x.words[w] >> (16 * half))};
-        const T right{static_cast<u16>(y.words[w] >> (16 * half))};
-        total = fused_multiply_add(to_float(left), to_float(right), total);
+      for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        multiply_chunk(T{}, ds, dp, factor, chunk);
+        store_chunk(shared.ds(at), warp_key, ds, chunk, here);
+        if (chunk > 0) issue_chunk(dk, ds, shared.q(q_at), chunk - 1);
+      }
+      fence_proxy_async_shared();
+      warp_sync();
+      if (thread.lane == 0) mbarrier_arrive(shared.ds_ring().full(at));
+      issue_chunk(dk, ds, shared.q(q_at), chunks - 1);
+      if constexpr (cfg.dq_last) issue_dq(dq, at.before(), !is_first);
+
+      wgmma_wait<chunks + 1>();
+      wgmma_pin(dv);
+      shared.do_ring().release(at, thread);
+      wgmma_wait<cfg.dq_last ? 0 : chunks>();
+      put_out(dq, at.before(), !is_first);
+      if constexpr (cfg.presets_ahead) {
+        // After the last step this repeats the same scores, because a branch would wait for the products.
+        auto next = q_at;
+        if (!queries.over()) next.advance();
+        preset_scores(next);
+      }
+      wgmma_wait<0>();
+      wgmma_pin(dk);
+      in_buffer = previous;
+      previous = sums.number(step);
+      shared.q_ring().release(q_at, thread);
+      q_at.advance();
+      at.advance();
+    }
+
+    // ---- Results
+
+    // Line 18: write dK_j, dV_j to global memory. Each warp stores its 16 rows by TMA.
+    FLASHGEN_DEVICE void store(const Tile& tile) {
+      const Thread here = thread.again();
+      const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
+      const u32 rows = shared.out(here.warp - 4);
+      const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
+      if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
+          here.lane == 0)
+        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+      sums.wait_buffer(at);
+      const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
+                                  const TensorMap& map) {
+        if (here.lane == 0) bulk_wait_read<0>();
+        warp_sync();
+        store_strip(to, 0, strip, factor, here);
+        fence_proxy_async_shared();
+        warp_sync();
+        if (here.lane == 0) {
+          if (first_row < tile.len_kv(p)) tile.store(to, map, first_row);
+          bulk_commit();
+        }
+      };
+      store_rows(typename Shared::DVRows{rows}, dv, one, p.dv_map);
+      store_rows(typename Shared::DKRows{rows}, dk, scale, p.dk_map);
+    }
+
+    // ---- The mainloop
+
+    FLASHGEN_DEVICE void run() {
+      while (true) {
+        shared.tile_ring().wait_full(tile_at);
+        // It stays in shared memory, to save registers.
+        const Tile& tile = shared.tile(tile_at);
+        if (!tile.exists) break;
+        queries.begin(p, tile);
+        // Line 7: dK_j = 0, dV_j = 0.
+        preset_zero(dk);
+        preset_zero(dv);
+        if (queries.over()) {
+          sums.pass(tile_at, thread);
+        } else {
+          shared.k_ring().wait_full(kv_at);
+          sums.begin(tile);
+          previous = in_buffer = none;
+          if constexpr (cfg.presets_ahead) preset_scores(q_at);
+          // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the
+          // group.
+          while (!queries.over()) step(tile);
+          shared.v_ring().release(kv_at, thread);
+          add_dq();
+          last_dq();
+          shared.k_ring().release(kv_at, thread);
+          kv_at.advance();
+        }
+        store(tile);
+        mbarrier_arrive(shared.tile_ring().empty(tile_at));
+        tile_at.advance();
+      }
+      sums.leave(thread);
+      if (thread.lane == 0) bulk_wait<0>();
+    }
+    // dQ of the last step.
+    FLASHGEN_DEVICE void last_dq() {
+      Strip<kPanelColumns> dq;
+      issue_dq(dq, at.before(), true);
+      wgmma_wait<0>();
+      put_out(dq, at.before(), true);
+      sums.add(previous, at.before(), tile_at, thread);
+    }
+  };
+
+  // ---- The kernel
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Thread thread = Thread::current();
+    const Shared shared{{base, shared_address(base)}};
+    Sums::clear_shared(shared, thread);
+    if (thread.index() == 0) {
+      shared.init(Sums::tile_readers);
+      Sums::init(shared);
+      fence_mbarrier_init();
+    }
+    block_sync();
+    // The previous grids may run until here, and the next one may start from here on.
+    griddep_wait();
+    griddep_launch_dependents();
+    // Registers that the producer does not need go to the consumers. Each role finds out again which warp it
+    // is, because the producer can keep nothing.
+    if (thread.warp >= 4) {
+      setmaxnreg_inc<cfg.consumer_registers>();
+      const Thread own = Thread::current().again();
+      const i32 number = own.warp / 4 - 1;
+      Consumer{p, shared, own, number, {}, {}, {}, {}, {}, {p, shared, number}}.run();
+    } else {
+      setmaxnreg_dec<cfg.producer_registers>();
+      const Thread own = Thread::current().again();
+      if (own.warp == 0) {
+        Producer{p, shared, own, own.lane == 0}.run();
+      } else {
+        Sums::run_helper(p, shared, own);
       }
     }
   }
-  return total;
-}
+};
+
+// ---- flashgen/sm90/dq_sums_any_order.cuh
+// dQ as a sum over tiles of keys, added in any order: one of the two Sums policies of the fused backward
+// kernel.
+//
+// Consumers leave their shares of dQ in shared memory, and TMA adds them to a float32 sum in global memory.
+// Only heads under way have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
+// the producer finish what is complete:
+//
+//     reporter    counts, for all blocks, tiles of keys that have added; tells consumers when a ring slot is
+//     cleared collector   one lane that draws tiles of queries, head after head, and loads their complete
+//     sums by TMA finisher    scales, rounds and stores them, and clears the sums for a later head
+//
+// There is no deadlock. A head waits for the one that used its slot before, and a tile of queries for the
+// tiles of keys of its head. Tiles are drawn in order by running blocks, and no section of heads waits for
+// itself.
+
+// Part of a sum in shared memory. The TMA map of the workspace is an array of lines; a box is two of them.
+struct SumLines {
+  static constexpr i32 floats = 256;
+  static constexpr u32 box_bytes = 2 * floats * 4;
+  u32 address;
+
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i)
+      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
+  }
+  // Stores the same bytes to each box.
+  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
+  }
+};
+
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+struct SumsInAnyOrder {
+  using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
+  using Share = typename Shared::Share;
+  using TileAt = typename Shared::TileRing::Where;
+  using StepAt = typename Shared::DORing::Where;
+  using SumRing = Ring<cfg.sum_stages>;
+  // Warps beside consumers that read announced tiles.
+  static constexpr u32 tile_readers = 1;
+  // Shares of a tile of dQ: one for each warp.
+  static constexpr i32 parts = Shared::consumer_warps;
+
+  // ---- Barriers and counters
+
+  FLASHGEN_DEVICE static SumRing sum_ring(Shared shared) { return {shared.start + Smem::kSumBarriers}; }
+  FLASHGEN_DEVICE static u8* sum(Shared shared, typename SumRing::Where at) {
+    return shared.base + Smem::kSums + at.slot() * Shared::out_bytes;
+  }
+  FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::Where at) {
+    return reinterpret_cast<DqPart*>(shared.base + Smem::kSumParts)[at.slot()];
+  }
+  // Two barriers with a phase for each tile of keys: all warps' shares of the previous tile have been added
+  // to dQ, and this tile's may be.
+  FLASHGEN_DEVICE static u32 added(Shared shared) { return shared.start + Smem::kTurnBarriers; }
+  FLASHGEN_DEVICE static u32 may_add(Shared shared) { return added(shared) + 8; }
+  FLASHGEN_DEVICE static u32 turn_of(TileAt tile) { return tile.count % 2; }
+  // How many tiles of keys have added to the sums of a group, and how many tiles of a head's dQ are finished
+  // and cleared.
+  FLASHGEN_DEVICE static u32* added_tiles(const Params& p, i32 first_head) {
+    return p.head_counts + 1 + 2 * first_head;
+  }
+  FLASHGEN_DEVICE static u32* finished_tiles(const Params& p, i32 head) {
+    return p.head_counts + 2 + 2 * head;
+  }
+
+  FLASHGEN_DEVICE static void init(Shared shared) {
+    sum_ring(shared).init(2, kWarpSize);
+    mbarrier_init(added(shared), Shared::consumer_warps);
+    mbarrier_init(may_add(shared), 1);
+  }
+  // All threads call this before the block begins.
+  FLASHGEN_DEVICE static void clear_shared(Shared shared, Thread thread) {
+    constexpr i32 threads = (cfg.consumers + 1) * kWarpgroupSize;
+    for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += threads)
+      reinterpret_cast<Vec16*>(shared.base + Smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
+    fence_proxy_async_shared();
+  }
+
+  // ---- A consumer's warp
+
+  struct Adder {
+    const Params& p;
+    Shared shared;
+    i32 consumer;
+    // The number of the group's first tile of queries in the ring of sums.
+    i32 first_number;
+
+    FLASHGEN_DEVICE void begin(const Tile& tile) {
+      first_number = tile.first_head(p) % p.sum_heads * p.q_tiles;
+    }
+    FLASHGEN_DEVICE i32 number(QueryStep step) const {
+      return first_number + step.member * p.q_tiles + step.block;
+    }
+
+    // All additions of the previous tile of keys are complete. Its stores of dK and dV, two groups, may be in
+    // flight.
+    FLASHGEN_DEVICE void report(Thread thread) const {
+      if (thread.lane == 0) {
+        bulk_wait<2>();
+        mbarrier_arrive(added(shared));
+      }
+    }
+    // A tile that no query attends to adds nothing. But a warp that ran ahead could make the reporter miss a
+    // phase.
+    FLASHGEN_DEVICE void pass(TileAt tile_at, Thread thread) const {
+      report(thread);
+      mbarrier_wait(may_add(shared), turn_of(tile_at));
+    }
+    FLASHGEN_DEVICE void wait_buffer(StepAt) const {}
+    FLASHGEN_DEVICE void add(i32 number, StepAt, TileAt tile_at, Thread thread) const {
+      mbarrier_wait(may_add(shared), turn_of(tile_at));
+      fence_proxy_async_shared();
+      warp_sync();
+      if (thread.lane == 0) {
+        const i32 warp = thread.warp - 4;
+        float* const sum =
+            p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(warp);
+        bulk_reduce_add(sum, shared.out(warp), static_cast<u32>(Share::warp_floats(warp / 4) * 4));
+        bulk_commit();
+      }
+    }
+    FLASHGEN_DEVICE void leave(Thread thread) const { report(thread); }
+  };
+
+  // ---- The warps beside the producer
+
+  FLASHGEN_DEVICE static void run_helper(const Params& p, Shared shared, Thread self) {
+    const Thread thread = self.again();
+    if (thread.warp == 1) {
+      report(p, shared, thread);
+    } else if (thread.warp == 2) {
+      if (thread.lane == 0) collect(p, shared);
+    } else {
+      finish(p, shared, thread);
+    }
+  }
+
+  FLASHGEN_DEVICE static void report(const Params& p, Shared shared, Thread thread) {
+    TileAt tile_at;
+    i32 previous_head = 0;
+    while (true) {
+      shared.tile_ring().wait_full(tile_at);
+      const Tile tile = shared.tile(tile_at);
+      mbarrier_arrive(shared.tile_ring().empty(tile_at));
+      mbarrier_wait(added(shared), turn_of(tile_at));
+      if (tile_at.count > 0 && thread.lane == 0) atomic_add_release(added_tiles(p, previous_head), 1u);
+      if (!tile.exists) break;
+      const i32 head = tile.first_head(p);
+      if (head >= p.sum_heads) {
+        // Earlier heads used these sums. Wait until they are finished, and the sums are cleared.
+        for (i32 member = thread.lane; member < p.group; member += kWarpSize) {
+          while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) !=
+                 static_cast<u32>(p.q_tiles)) {}
+        }
+        // TMA of another block cleared the sums, and TMA of this block adds to them.
+        fence_proxy_async_global();
+      }
+      warp_sync();
+      if (thread.lane == 0) mbarrier_arrive(may_add(shared));
+      previous_head = head;
+      tile_at.advance();
+    }
+  }
+
+  FLASHGEN_DEVICE static void collect(const Params& p, Shared shared) {
+    const i32 heads = p.tiles / p.kv_tiles * p.group;
+    typename SumRing::Where at;
+    const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
+    for (i32 number = draw(); number < heads * p.q_tiles;) {
+      const i32 head = number / p.q_tiles, tile = number - head * p.q_tiles;
+      const u32* const tiles_added = added_tiles(p, head - head % p.group);
+      while (load_acquire(tiles_added) != static_cast<u32>(p.kv_tiles)) {}
+      fence_proxy_async();
+      // The next draw overlaps the loads of this tile.
+      number = draw();
+      const i32 place = head % p.sum_heads * p.q_tiles + tile, sequence = head / p.heads_q;
+      for (i32 warp = 0; warp < parts; ++warp) {
+        const i32 consumer = warp / 4;
+        const DqPart to = {
+            Share::column(consumer),
+            tile * cfg.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
+            head - sequence * p.heads_q,
+            sequence,
+            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+            Share::warp_floats(consumer) / (2 * SumLines::floats),
+            head + p.sum_heads < heads,
+            warp == parts - 1};
+        const u32 full = sum_ring(shared).full(at);
+        sum_ring(shared).wait_empty(at);
+        part(shared, at) = to;
+        mbarrier_arrive_expect_tx(full, static_cast<u32>(to.boxes) * SumLines::box_bytes);
+        SumLines{shared_address(sum(shared, at))}.load(p.dq_accum_map, full, to.line, to.boxes);
+        // A second arrival, by this thread, orders the loads before the finisher clears the sum.
+        mbarrier_arrive(full);
+        at.advance();
+      }
+    }
+    sum_ring(shared).wait_empty(at);
+    part(shared, at) = {};
+    mbarrier_arrive(sum_ring(shared).full(at));
+    mbarrier_arrive(sum_ring(shared).full(at));
+  }
+
+  // dQ_i = scale * (sum over the tiles of keys), for rows of one warp at a time.
+  FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
+    using Rows = typename Shared::DQRows;
+    typename SumRing::Where at;
+    while (true) {
+      sum_ring(shared).wait_full(at);
+      const DqPart& to = part(shared, at);
+      const i32 boxes = to.boxes;
+      if (boxes == 0) break;
+      const Rows rows =
+          Rows{shared.start + Smem::kDqRows}.slot(static_cast<i32>(at.count % cfg.rounded_stages));
+      if (thread.lane == 0) bulk_wait_read<cfg.rounded_stages - 1>();
+      warp_sync();
+      const float* const from = reinterpret_cast<const float*>(sum(shared, at));
+      if (has_failed<Queries::has_mask>(from, Share::columns(0) / 2 * boxes, thread) && thread.lane == 0)
+        flag_queries<Queries::has_mask>(p, to.sequence, to.head, to.row / cfg.tile_q);
+      finish_box<0, false>(rows, from, p.scale, thread);
+      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, p.scale, thread);
+      fence_proxy_async_shared();
+      warp_sync();
+      if (thread.lane == 0) {
+        const DqPart here = to;
+        if (here.row < p.len_q)
+          tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
+        if (here.is_needed_again)
+          SumLines{shared.start + Smem::kZeros}.repeat(p.dq_accum_map, here.line, boxes);
+        bulk_commit();
+        if (here.is_needed_again && here.is_last) {
+          bulk_wait<0>();
+          atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
+        }
+      }
+      mbarrier_arrive(sum_ring(shared).empty(at));
+      at.advance();
+    }
+    if (thread.lane == 0) bulk_wait<0>();
+  }
+};
 
 }  // namespace flashgen
 
-// ---- kernels/backward_main_sm90.cu.j2
+// ---- kernels/hopper/backward.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1675,19 +2290,21 @@ using element_t = bfloat16_t;
 constexpr BackwardSm90Config kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 64,        // B_r: query rows per step
-    .tile_kv = 128,      // B_c: keys per tile that a block works on
-    .q_slots = 3,        // slots for Q
-    .do_slots = 2,       // slots for dO
-    .ds_slots = 2,       // slots for dS
-    .sum_slots = 3,      // slots for sums of dQ to be scaled and rounded
-    .rounded_slots = 1,  // slots for rounded dQ
-    .consumers = 2,      // warpgroups that compute, 64 keys each
+    .tile_q = 64,    // B_r: query rows per step
+    .tile_kv = 128,  // B_c: keys per tile that a block works on
+    .q_stages = 3,
+    .do_stages = 2,
+    .ds_stages = 2,
+    .sum_stages = 3,      // slots for sums of dQ to be scaled and rounded
+    .rounded_stages = 1,  // slots for rounded dQ
+    .consumers = 2,       // warpgroups that compute, 64 keys each
     .producer_registers = 24,
     .consumer_registers = 240,
-    .section_heads = 16,  // heads of a section, whose tiles are scheduled together
-    .has_lower = false,   // the band has a lower bound on k - q
-    .has_upper = true,    // the band has an upper bound on k - q
+    .section_heads = 16,     // heads of a section, whose tiles are scheduled together
+    .presets_ahead = false,  // the next S starts during dK
+    .dq_last = false,        // dQ is multiplied after dK, not before
+    .has_lower = false,      // the band has a lower bound on k - q
+    .has_upper = true,       // the band has an upper bound on k - q
 };
 
 struct Params {
@@ -1700,23 +2317,14 @@ struct Params {
   TensorMap dv_map;
   TensorMap dq_accum_map;
   TensorMap dq_map;
-  const element_t* q;
-  const element_t* dout;
-  // per tile of queries: -L in units of S, then -D
-  const float* row_stats;
   // workspace that dQ is summed in
   float* dq_accum;
   // tiles drawn, then blocks done; 0 between launches
   u32* counter;
   // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
-  // strides are in elements
-  i64 q_batch;
-  i64 q_row;
-  i64 q_head;
-  i64 dout_batch;
-  i64 dout_row;
-  i64 dout_head;
+  // flags of tiles of dQ, then of dK and dV, that are not finite
+  u32* failed_tiles;
   i32 heads_q;
   i32 heads_kv;
   i32 len_q;
@@ -1724,700 +2332,48 @@ struct Params {
   i32 group;       // query heads per key/value head
   i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   i32 band_upper;
-  i32 q_tiles;    // tiles of queries of one head
-  i32 kv_tiles;   // tiles of keys of one head
-  i32 tiles;      // tiles of all heads of all sequences
-  i32 sum_heads;  // query heads in dq_accum, a ring
+  i32 q_tiles;      // tiles of queries of one head
+  i32 kv_tiles;     // tiles of keys of one head
+  i32 tiles;        // tiles of all heads of all sequences
+  i32 sum_heads;    // query heads in dq_accum, a ring
+  i32 query_flags;  // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 1344, "the launcher packs Params into 1344 bytes");
+static_assert(sizeof(Params) == 1280, "the launcher packs Params into 1280 bytes");
 
-namespace smem {
-constexpr u32 kK = 0;               // K_j
-constexpr u32 kV = 32768;           // V_j
-constexpr u32 kQ = 65536;           // Q_i, 3 slots
-constexpr u32 kDo = 114688;         // dO_i, 2 slots
-constexpr u32 kDs = 147456;         // dS_ij, 2 slots
-constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, to be stored
-constexpr u32 kSums = 212992;       // rows of dQ_i to be scaled and rounded, 3 slots
-constexpr u32 kDqRows = 225280;     // rounded rows of dQ_i
-constexpr u32 kZeros = 227328;      // zeros that clear the sum of dQ
-constexpr u32 kLse = 229376;        // -L_i in units of S, 3 slots
-constexpr u32 kDsum = 230144;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230656;  // full and empty barriers of each slot
-constexpr u32 kVBarriers = 230784;
-constexpr u32 kQBarriers = 230912;
-constexpr u32 kDoBarriers = 231040;
-constexpr u32 kDsBarriers = 231168;
-constexpr u32 kSumBarriers = 231296;
-constexpr u32 kTurnBarriers = 231424;
-constexpr u32 kSumParts = 231552;  // the part of dQ in each slot
-constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;  // the next tiles of keys
-
-}  // namespace smem
-
-using Shape = BackwardSm90Shape<kConfig, element_t>;
-using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
-
-using KRing = Ring<1>;
-using VRing = Ring<1>;
-using QRing = Ring<kConfig.q_slots>;
-using DORing = Ring<kConfig.do_slots>;
-using DSRing = Ring<kConfig.ds_slots>;
-using TileRing = Ring<2>;
-using SumRing = Ring<kConfig.sum_slots>;
-// Of the dQ of a tile of queries: one for each warp that adds to it.
-constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
-
-// The shared memory of a block.
-struct Shared {
-  u8* base;
-  Shape::KTile k;
-  Shape::VTile v;
-  Shape::QTile q;
-  Shape::DOTile dout;
-  Shape::DSTile ds;
-  KRing k_ring;
-  VRing v_ring;
-  QRing q_ring;
-  DORing do_ring;
-  DSRing ds_ring;
-  TileRing tile_ring;
-  SumRing sum_ring;  // sums of dQ to be scaled and rounded
-  SumPart* sum_parts;  // what its slots hold
-  Shape::DQRows dq_rows;
-  KeyTile* tiles;  // what the slots of tile_ring hold
-
-  FLASHGEN_DEVICE static Shared at(u8* base) {
-    const u32 start = shared_address(base);
-    return {base,
-            {start + smem::kK},
-            {start + smem::kV},
-            {start + smem::kQ},
-            {start + smem::kDo},
-            {start + smem::kDs},
-            {start + smem::kKBarriers},
-            {start + smem::kVBarriers},
-            {start + smem::kQBarriers},
-            {start + smem::kDoBarriers},
-            {start + smem::kDsBarriers},
-            {start + smem::kTileBarriers},
-            {start + smem::kSumBarriers},
-            reinterpret_cast<SumPart*>(base + smem::kSumParts),
-            {start + smem::kDqRows},
-            reinterpret_cast<KeyTile*>(base + smem::kTiles),
-    };
-  }
-  // Of a tile of queries: what its rows subtract from their logits, and -D.
-  FLASHGEN_DEVICE float* lse(QRing::Where at) const {
-    return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
-  }
-  FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
-    return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
-  }
-  // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
-  FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
-  // ... and that theirs of this one may be.
-  FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
-  FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-  // What the warp, counted among those of consumers, writes out.
-  FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
+struct Smem {
+  static constexpr u32 kK = 0;               // K_j
+  static constexpr u32 kV = 32768;           // V_j
+  static constexpr u32 kQ = 65536;           // Q_i, 3 slots
+  static constexpr u32 kDo = 114688;         // dO_i, 2 slots
+  static constexpr u32 kDs = 147456;         // dS_ij, 2 slots
+  static constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, to be stored
+  static constexpr u32 kSums = 212992;       // rows of dQ_i to be scaled and rounded, 3 slots
+  static constexpr u32 kDqRows = 225280;     // rounded rows of dQ_i
+  static constexpr u32 kZeros = 227328;      // zeros that clear the sum of dQ
+  static constexpr u32 kLse = 229376;        // -L_i in units of S, 3 slots
+  static constexpr u32 kDsum = 230144;       // -D_i, 2 slots
+  static constexpr u32 kKBarriers = 230656;  // full and empty barriers of each slot
+  static constexpr u32 kVBarriers = 230784;
+  static constexpr u32 kQBarriers = 230912;
+  static constexpr u32 kDoBarriers = 231040;
+  static constexpr u32 kDsBarriers = 231168;
+  static constexpr u32 kSumBarriers = 231296;
+  static constexpr u32 kTurnBarriers = 231424;
+  static constexpr u32 kSumParts = 231552;  // the part of dQ in each slot
+  static constexpr u32 kTileBarriers = 231680;
+  static constexpr u32 kTiles = 231808;  // the next tiles of keys
 };
 
-FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
-  return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
-}
-// Products of queries beyond the last are 0, and L makes their probabilities 0; but a score makes of 0 what it
-// likes, also what is not a number, so that such queries are masked.
-constexpr bool kScoresEnd = false;
-// Where a tile of queries ends as far as the mask is concerned.
-FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
-  const i32 end = first_q + kConfig.tile_q;
-  return kScoresEnd ? end : smaller(end, p.len_q);
-}
-// The steps of a tile of keys: its tiles of queries, of each head of the group.
-using Queries = QueryWalk<Mask, kConfig.tile_q>;
-FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-  return Queries(keys.first_key, end_key(p, keys), p.group);
-}
-FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
-  return Mask::of(p, keys.sequence, keys.head * p.group + member);
-}
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-// The first of the heads of queries that attend to the keys; heads of all sequences are counted.
-FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
-  return keys.sequence * p.heads_q + keys.head * p.group;
-}
-// How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
-// finished and cleared.
-FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
-FLASHGEN_DEVICE u32* finished_tiles(const Params& p, i32 head) { return p.head_counts + 2 + 2 * head; }
-// Which phase of the barriers that go by with tiles of keys is a tile's.
-FLASHGEN_DEVICE u32 turn_of(TileRing::Where tile) { return tile.count % 2; }
+using Scoring = NoScore;
 
-// ---- The producer: one warp that draws tiles of keys and loads K and V by TMA, and for each of their steps Q, dO and
-// the statistics of the rows. Only one lane waits and copies: another lane that came late to a barrier could miss a phase.
-FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
-  const Thread thread = self.again();
-  const Shared shared = Shared::at(base);
-  const bool elected = thread.lane == 0;
-  KRing::Where kv_at;
-  QRing::Where q_at;
-  DORing::Where do_at;
-  TileRing::Where tile_at;
-  if (elected) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-    prefetch_tensormap(&p.dout_map);
-    prefetch_tensormap(&p.row_stats_map);
-  }
-
-  // Line 6: load K_j, V_j. Reads the tile from shared memory again, to save registers.
-  const auto load_keys = [&]() {
-    if (elected) {
-      const KeyTile& keys = shared.tiles[tile_at.before().slot()];
-      shared.k_ring.wait_empty(kv_at);
-      mbarrier_arrive_expect_tx(shared.k_ring.full(kv_at), Shape::KTile::bytes);
-      shared.k.load(p.k_map, shared.k_ring.full(kv_at), keys.first_key, keys.head, keys.sequence);
-      shared.v_ring.wait_empty(kv_at);
-      mbarrier_arrive_expect_tx(shared.v_ring.full(kv_at), Shape::VTile::bytes);
-      shared.v.load(p.v_map, shared.v_ring.full(kv_at), keys.first_key, keys.head, keys.sequence);
-    }
-    kv_at.advance();
-  };
-  // Line 9: load Q_i, dO_i, L_i, D_i.
-  const auto load_queries = [&](Step step) {
-    const i32 first_q = step.tile * kConfig.tile_q;
-    const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
-      const KeyTile& keys = shared.tiles[tile_at.before().slot()];
-      const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
-      const i32 number = static_cast<i32>(place.number(p.q_tiles, p.heads_q));
-      mbarrier_arrive_expect_tx(full, tile.bytes + Shape::row_bytes);
-      tile.load(map, full, first_q, place.head, place.sequence);
-      tma_load_4d(shared_address(rows), &p.row_stats_map, full, 0, 2 * number + part, 0, 0);
-    };
-    if (elected) {
-      shared.q_ring.wait_empty(q_at);
-      load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
-    }
-    q_at.advance();
-    if (elected) {
-      shared.do_ring.wait_empty(do_at);
-      load(shared.dout.slot(do_at.slot()), p.dout_map, shared.dsum(do_at), 1, shared.do_ring.full(do_at));
-    }
-    do_at.advance();
-  };
-
-  while (true) {
-    // The first tile is drawn, too, so that blocks only wait for tiles of running blocks. Consumers are steps behind, so
-    // the latency of the draw is hidden.
-    const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
-    KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-    Queries steps = queries_of(p, keys);
-    const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
-    if (keys.exists) {
-      steps.start(thread, mask_of_member);
-      keys.is_attended = !steps.over();
-    }
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = keys;
-      mbarrier_arrive(shared.tile_ring.full(tile_at));
-    }
-    tile_at.advance();
-    if (!keys.exists) break;
-    bool has_keys = false;
-    while (!steps.over()) {
-      const Step step = steps.step();
-      steps.advance(thread, mask_of_member);
-      load_queries(step);
-      // The first queries may be loaded while the previous tile still uses its keys.
-      if (!has_keys) load_keys();
-      has_keys = true;
-    }
-  }
-  if (elected) leave_counters(p);
-}
-
-// ---- Tiles of keys with NaN or infinities. These must not reach queries that may not attend to their keys, but in dS K
-// a 0 * NaN reaches all queries. Such tiles are rare: their dQ is computed pair by pair, without tensor cores. In dK and
-// dV the values of a key reach only its own rows, so these need no special case.
-
-// Whether K_j has any. Each consumer warp checks its own keys.
-FLASHGEN_DEVICE bool has_non_finite_keys(const Shared& shared, Thread self) {
-  const Thread thread = self.again();
-  const i32 warp_key = (thread.warp - 4) * kWarpRows;
-  const bool found = lane_finds_non_finite(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
-  // The vote tells ptxas that the result is uniform in a warp.
-  return warp_any(named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found));
-}
-
-// Adds dS K of a tile of keys to dQ, over the pairs that the mask allows. Runs before the steps of the tile.
-FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const KeyTile& keys, Thread self) {
-  // Addresses are computed here: this rare path must not cost the main loop registers.
-  const Thread thread = self.again();
-  const i32 warp_key = (thread.warp - 4) * kWarpRows;
-  const i32 index = thread.index() - kWarpgroupSize, threads = kConfig.consumers * kWarpgroupSize;
-  const SharedPanels<Shape::KTile> k = {shared.base, shared.k};
-  const SharedPanels<Shape::VTile> v = {shared.base, shared.v};
-  const SharedPanels<Shape::DSTile> ds = {shared.base, shared.ds};
-  for (i32 step = 0; step < p.group * p.q_tiles; ++step) {
-    const i32 member = step / p.q_tiles, tile = step % p.q_tiles, head = keys.head * p.group + member;
-    const i32 first_q = tile * kConfig.tile_q;
-    const Mask mask = mask_of(p, keys, member);
-    if (mask.is_empty(first_q, smaller(first_q + kConfig.tile_q, p.len_q), keys.first_key, end_key(p, keys))) continue;
-    const Place place = {tile, head, keys.sequence};
-    const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
-    const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
-    const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-    for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
-      const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
-      float gradient = 0.0f;
-      if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
-        const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-        const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-        gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
-      }
-      ds.set_element(row, column, gradient);
-    }
-    named_barrier_sync(1, threads);
-    const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
-    float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
-    for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
-      const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
-      float total = 0.0f;
-      // Bounded, because the compiler would unroll over all keys, and the main loop would lack registers.
-#pragma unroll 4
-      for (i32 key = 0; key < kConfig.tile_kv; ++key) {
-        if (mask.allows(first_q + row, keys.first_key + key))
-          total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
-      }
-      reduce_add(sum + Shape::Share::place(row, column), total);
-    }
-    named_barrier_sync(1, threads);
-  }
-  // TMA reads the sums.
-  fence_proxy_async();
-}
-
-// ---- A consumer: a warpgroup that owns 64 of the tile's keys.
-FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
-  const Shared shared = Shared::at(base);
-  // Which consumer this is, and where its warps' keys begin within a tile.
-  const i32 consumer = thread.warp / 4 - 1;
-  const i32 strip_key = consumer * kWarpgroupRows;
-  const i32 warp_key = strip_key + thread.warp % 4 * kWarpRows;
-  const Shape::KTile strip_k = shared.k.from_row(strip_key);
-  const Shape::VTile strip_v = shared.v.from_row(strip_key);
-  using Share = Shape::Share;
-  const i32 out_warp = thread.warp - 4;
-  const u32 out = shared_address(shared.out(out_warp));
-  KRing::Where kv_at;
-  QRing::Where q_at;
-  // The position in the rings of dO and dS. dS is read one step after it was written.
-  DORing::Where at;
-  TileRing::Where tile_at;
-  // Reports that all additions to dQ of the previous tile are complete. Its stores of dK and dV, two bulk groups, may be
-  // in flight.
-  const auto report_added = [&]() {
-    if (thread.lane == 0) {
-      bulk_wait<2>();
-      mbarrier_arrive(shared.added());
-    }
-  };
-
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
-    const KeyTile& keys = shared.tiles[tile_at.slot()];
-    if (!keys.exists) break;
-    const i32 first_key = keys.first_key;
-
-    // Line 18: write dK_j, dV_j to global memory. Each warp stores its 16 rows by TMA.
-    const auto write_keys = [&](const Shape::DK& dk, const Shape::DV& dv) {
-      const Thread here = thread.again();
-      const i32 first_row = keys.first_key + (here.warp - 4) * kWarpRows;
-      const u32 rows = shared_address(shared.out(here.warp - 4));
-      const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
-      const auto store_by_tma = [&](auto tile, const auto& strip, const float (&factor)[2], const TensorMap& map) {
-        store_strip(tile, 0, strip, factor, here);
-        fence_proxy_async_shared();
-        warp_sync();
-        if (here.lane == 0) {
-          if (first_row < p.len_kv) tile.store(map, first_row, keys.head, keys.sequence);
-          bulk_commit();
-        }
-      };
-      const auto wait_for_buffer = [&]() {
-        if (here.lane == 0) bulk_wait_read<0>();
-        warp_sync();
-      };
-      wait_for_buffer();
-      store_by_tma(Shape::DVRows{rows}, dv, one, p.dv_map);
-      if constexpr (!Shape::both_at_once) wait_for_buffer();
-      store_by_tma(Shape::DKRows{rows + (Shape::both_at_once ? Shape::DVRows::bytes : 0)}, dk, scale, p.dk_map);
-      mbarrier_arrive(shared.tile_ring.empty(tile_at));
-      tile_at.advance();
-    };
-    // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
-    const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
-    Queries steps = queries_of(p, keys);
-    steps.start(thread, mask_of_member);
-    bool goes_on = !steps.over();
-    const auto take_step = [&]() {
-      const Step step = steps.step();
-      steps.advance(thread, mask_of_member);
-      goes_on = !steps.over();
-      return step;
-    };
-    if (goes_on) shared.k_ring.wait_full(kv_at);
-    if (!goes_on) {
-      report_added();
-      // Nothing to add. But a warp that runs ahead could make the reporter miss a phase.
-      mbarrier_wait(shared.may_add(), turn_of(tile_at));
-    }
-    // If K_j has non-finite values, dQ is computed without tensor cores.
-    const bool is_non_finite = goes_on && has_non_finite_keys(shared, thread);
-    if (is_non_finite) {
-      report_added();
-      mbarrier_wait(shared.may_add(), turn_of(tile_at));
-      shared.v_ring.wait_full(kv_at);
-      add_slowly(p, shared, keys, thread);
-    }
-    // Line 7: dK_j = 0, dV_j = 0.
-    Shape::DK dk;
-    Shape::DV dv;
-    clear(dk);
-    clear(dv);
-    wgmma_pin(dk);
-    wgmma_pin(dv);
-    if (goes_on) {
-      // The number of the group's first tile of queries, over all heads in the ring of sums.
-      const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-      // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. Accumulators that are written while other products are in flight are
-      // pinned: otherwise ptxas waits for those products.
-      const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-        spread_columns(scores, shared.lse(at), thread);
-        wgmma_pin(scores);
-      };
-      const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-        issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
-      };
-      const auto add_to_sum = [&](i32 number, Thread thread) {
-        mbarrier_wait(shared.may_add(), turn_of(tile_at));
-        fence_proxy_async_shared();
-        warp_sync();
-        if (thread.lane == 0 && !is_non_finite) {
-          float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(out_warp);
-          bulk_reduce_add(sum, out, Share::warp_floats(consumer) * 4);
-          bulk_commit();
-        }
-      };
-      // Line 15: dQ_i += dS_ij K_j, of the previous step. A tile's first step has none: it multiplies K_j instead of dS,
-      // and the product is not used. A branch would serialize the products.
-      const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
-        shared.ds_ring.wait_full(at);
-        const Shape::DSTile ds = {is_there ? shared.ds.slot(at.slot()).address : shared.k.address};
-        issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
-                                       Share::by_rows ? shared.k : shared.k.panel(consumer));
-      };
-      // Writes dQ from registers to shared memory. TMA adds it to the sum from there.
-      const auto put_out = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
-        wgmma_pin(dq);
-        warp_sync();
-        if (thread.lane == 0 && is_there) mbarrier_arrive(shared.ds_ring.empty(at));
-        if (thread.lane == 0) bulk_wait_read<0>();
-        warp_sync();
-        write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
-      };
-      // The tiles of queries of two earlier steps: of the previous one, whose dQ is multiplied in the middle of this step,
-      // and of the one before it, whose dQ is in shared memory.
-      constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
-      i32 number = kNone, number_out = kNone;
-      // A causal mask may forbid all pairs of this consumer in the first tile of queries. It then stores zeros as dS.
-      if constexpr (kConfig.has_upper && kConfig.tile_q < kConfig.tile_kv) {
-        const Step step = steps.step();
-        const i32 first_q = step.tile * kConfig.tile_q, end_q = smaller(first_q + kConfig.tile_q, p.len_q);
-        const i32 strip_first = first_key + strip_key;
-        if (mask_of(p, keys, step.member).is_empty(first_q, end_q, strip_first, strip_first + kWarpgroupRows)) {
-          take_step();
-          shared.q_ring.wait_full(q_at);
-          shared.q_ring.release(q_at, thread);
-          if (!is_non_finite) report_added();
-          const Shape::RoundedScores none = {};
-          shared.ds_ring.wait_empty(at);
-#pragma unroll
-          for (i32 chunk = 0; chunk < chunks; ++chunk)
-            store_chunk(shared.ds.slot(at.slot()), warp_key, none, chunk, thread.again());
-          fence_proxy_async_shared();
-          warp_sync();
-          if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
-          shared.do_ring.wait_full(at);
-          shared.do_ring.release(at, thread);
-          shared.v_ring.wait_full(kv_at);
-          number = first_number + step.member * p.q_tiles + step.tile;
-          q_at.advance();
-          at.advance();
-        }
-      }
-      Shape::Scores scores;
-      const auto start_scores = [&](QRing::Where at) {
-        shared.q_ring.wait_full(at);
-        preset_scores(scores, at);
-      };
-      while (goes_on) {
-        // No product is in flight, but ptxas does not know that at the head of a loop.
-        wgmma_wait<0>();
-        start_scores(q_at);
-        const Step step = take_step();
-        const i32 first_q = step.tile * kConfig.tile_q;
-        multiply_keys(scores, q_at);
-        if (number == kNone) shared.v_ring.wait_full(kv_at);
-        // Addresses are computed in each step, to save registers.
-        const Thread here = thread.again();
-        Shape::RoundedScores ds;
-        {
-          // Line 13: dP_ij = dO_i V_j^T - D_i.
-          Shape::Scores dp;
-          shared.do_ring.wait_full(at);
-          spread_columns(dp, shared.dsum(at), here);
-          wgmma_pin(dp);
-          issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-          if (number == kNone && !is_non_finite) report_added();
-          if (number_out != kNone) add_to_sum(number_out, here);
-
-          // Line 11: P_ij = exp(S_ij - L_i).
-          wgmma_wait<1>();
-          wgmma_pin(scores);
-          Shape::RoundedScores probabilities;
-          const i32 strip_first = first_key + strip_key;
-          const bool strip_is_cut =
-              !mask_of(p, keys, step.member)
-                   .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-          AllowedPairs<kConfig.tile_q / 2> allowed;
-          if (strip_is_cut) {
-            const Mask mask = mask_of(p, keys, step.member);
-            allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-            allowed.forbid(scores, -kInfinity);
-          }
-          // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
-#pragma unroll
-          for (i32 chunk = 0; chunk < chunks; ++chunk) {
-            for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-            round_chunk<element_t>(probabilities, scores, chunk);
-            if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-            issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
-          }
-
-          // Overlaps the computation of dS. dQ is stored while dK is multiplied.
-          Shape::DQ dq;
-          multiply_scores(dq, at.before(), number != kNone);
-          // Line 14: dS_ij = P_ij * (dP_ij - D_i). Forbidden pairs get 0, even if
-          // dP is NaN.
-          wgmma_wait<chunks + 1>();
-          wgmma_pin(dp);
-          if (strip_is_cut) allowed.forbid(dp, 0.0f);
-          shared.ds_ring.wait_empty(at);
-          // Line 16: dK_j += dS_ij^T Q_i. Each chunk is issued once the next one is stored.
-#pragma unroll
-          for (i32 chunk = 0; chunk < chunks; ++chunk) {
-            multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-            store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
-            if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
-          }
-          fence_proxy_async_shared();
-          warp_sync();
-          if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
-          issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunks - 1);
-
-          wgmma_wait<chunks + 1>();
-          wgmma_pin(dv);
-          shared.do_ring.release(at, thread);
-          wgmma_wait<chunks>();
-          put_out(dq, at.before(), number != kNone);
-          wgmma_wait<0>();
-          wgmma_pin(dk);
-        }
-        number_out = number;
-        number = first_number + step.member * p.q_tiles + step.tile;
-        shared.q_ring.release(q_at, thread);
-        q_at.advance();
-        at.advance();
-      }
-      shared.v_ring.release(kv_at, thread);
-      // dQ of the last step.
-      const auto finish_dq = [&](DSRing::Where of, i32 number) {
-        Shape::DQ dq;
-        multiply_scores(dq, of, true);
-        wgmma_wait<0>();
-        put_out(dq, of, true);
-        add_to_sum(number, thread);
-      };
-      if (number_out != kNone) add_to_sum(number_out, thread);
-      finish_dq(at.before(), number);
-      shared.k_ring.release(kv_at, thread);
-      kv_at.advance();
-    }
-
-    write_keys(dk, dv);
-  }
-  report_added();
-  if (thread.lane == 0) bulk_wait<0>();
-}
-
-// ---- The reporter: a warp that counts, for all blocks, the tiles of keys whose additions to dQ are complete. It also
-// tells the consumers of its block when the sums of their heads have been cleared.
-FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
-  const Thread thread = self.again();
-  const Shared shared = Shared::at(base);
-  TileRing::Where tile_at;
-  i32 head_before = 0;
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
-    const KeyTile keys = shared.tiles[tile_at.slot()];
-    mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    // All warps' additions of the previous tile have reached memory.
-    mbarrier_wait(shared.added(), turn_of(tile_at));
-    if (tile_at.count > 0 && thread.lane == 0) atomic_add_release(done_tiles(p, head_before), 1u);
-    if (!keys.exists) break;
-    const i32 head = first_head(p, keys);
-    if (head >= p.sum_heads) {
-      // Earlier heads used these sums. Wait until they are finished, and the sums are cleared.
-      for (i32 member = thread.lane; member < p.group; member += kWarpSize) {
-        while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {}
-      }
-      // TMA of another block cleared the sums, and TMA of this block adds to them.
-      fence_proxy_async_global();
-    }
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared.may_add());
-    head_before = head;
-    tile_at.advance();
-  }
-}
-
-// ---- The collector: one lane that loads complete sums of dQ by TMA. Blocks draw tiles of queries from a global counter,
-// head after head, in the order in which heads complete.
-FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
-  const Thread thread = self.again();
-  const Shared shared = Shared::at(base);
-  using Share = Shape::Share;
-  const i32 heads = p.tiles / p.kv_tiles * p.group;
-  SumRing::Where at;
-  if (thread.lane != 0) return;
-  const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
-  i32 drawn = draw();
-  while (true) {
-    const i32 number = drawn, head = number / p.q_tiles, tile = number - head * p.q_tiles;
-    if (head >= heads) break;
-    const u32* const done = done_tiles(p, head - head % p.group);
-    while (load_acquire(done) != static_cast<u32>(p.kv_tiles)) {}
-    fence_proxy_async();
-    // The next draw overlaps the loads of this tile.
-    drawn = draw();
-    const i32 place = head % p.sum_heads * p.q_tiles + tile;
-    // Whether another head will use this slot of the ring.
-    const bool are_needed_again = head + p.sum_heads < heads;
-    const i32 sequence = head / p.heads_q;
-    for (i32 warp = 0; warp < parts_of_dq; ++warp) {
-      const i32 consumer = warp / 4;
-      const SumPart part = {Share::column(consumer),
-                            tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-                            head - sequence * p.heads_q,
-                            sequence,
-                            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
-                            Share::warp_floats(consumer) / (2 * SumLines::floats),
-                            are_needed_again,
-                            warp == parts_of_dq - 1};
-      shared.sum_ring.wait_empty(at);
-      shared.sum_parts[at.slot()] = part;
-      mbarrier_arrive_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
-      SumLines{shared_address(shared.sum(at))}.load(p.dq_accum_map, shared.sum_ring.full(at), part.line, part.boxes);
-      // A second arrival, by this thread, orders the loads before the finisher clears the sum.
-      mbarrier_arrive(shared.sum_ring.full(at));
-      at.advance();
-    }
-  }
-  shared.sum_ring.wait_empty(at);
-  shared.sum_parts[at.slot()] = {};
-  mbarrier_arrive(shared.sum_ring.full(at));
-  mbarrier_arrive(shared.sum_ring.full(at));
-}
-
-// ---- The finisher: a warp that scales, rounds and stores these sums, and clears them for the next head.
-FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
-  const Thread thread = self.again();
-  const Shared shared = Shared::at(base);
-  SumRing::Where at;
-  while (true) {
-    shared.sum_ring.wait_full(at);
-    const SumPart& part = shared.sum_parts[at.slot()];
-    const i32 boxes = part.boxes;
-    if (boxes == 0) break;
-    // dQ_i = scale * (sum over the tiles of keys), for rows of one warp.
-    const Shape::DQRows rows = shared.dq_rows.slot(static_cast<i32>(at.count % kConfig.rounded_slots));
-    if (thread.lane == 0) bulk_wait_read<kConfig.rounded_slots - 1>();
-    warp_sync();
-    const float* const sum = reinterpret_cast<const float*>(shared.sum(at));
-    finish_box<0>(rows, sum, p.scale, thread);
-    if (kConfig.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1>(rows, sum, p.scale, thread);
-    fence_proxy_async_shared();
-    warp_sync();
-    if (thread.lane == 0) {
-      const SumPart here = part;
-      if (here.row < p.len_q) tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
-      if (here.is_needed_again) SumLines{shared_address(base + smem::kZeros)}.repeat(p.dq_accum_map, here.line, boxes);
-      bulk_commit();
-      if (here.is_needed_again && here.is_last) {
-        bulk_wait<0>();
-        atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
-      }
-    }
-    mbarrier_arrive(shared.sum_ring.empty(at));
-    at.advance();
-  }
-  if (thread.lane == 0) bulk_wait<0>();
-}
+using Queries = BandQueries<kConfig, Mask, Scoring::masks_query_end, false>;
+using Sums = SumsInAnyOrder<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries>;
 
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  const Thread thread = Thread::current();
-  const Shared shared = Shared::at(base);
-  // What sums are cleared with.
-  for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
-    reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
-  fence_proxy_async_shared();
-  if (thread.index() == 0) {
-    constexpr u32 consumer_warps = Shape::consumer_warps;
-    shared.k_ring.init(1, consumer_warps);
-    shared.v_ring.init(1, consumer_warps);
-    shared.q_ring.init(1, consumer_warps);
-    shared.do_ring.init(1, consumer_warps);
-    shared.ds_ring.init(consumer_warps, consumer_warps);
-    // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
-    // The reporter reads them, too.
-    shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
-    shared.sum_ring.init(2, kWarpSize);
-    mbarrier_init(shared.added(), consumer_warps);
-    mbarrier_init(shared.may_add(), 1);
-    fence_mbarrier_init();
-  }
-  block_sync();
-
-  // The registers that copying does not need go to those who compute. Each role finds out again who it is: so
-  // few are left for copying that nothing else is to be kept.
-  if (thread.warp < 4) {
-    setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, base, thread);
-    else if (thread.warp == 1) report(p, base, thread);
-    else if (thread.warp == 2) collect(p, base, thread);
-    else finish(p, base, thread);
-  } else {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    consume(p, base);
-  }
+  BackwardMainloop<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries, Scoring, Sums>::run(p, base);
 }

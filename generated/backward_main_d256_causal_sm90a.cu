@@ -4,67 +4,61 @@
 // spec     {"head_dim":256,"head_dim_v":256,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}
 // rebuild  flashgen build --head-dim 256 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 64, tile_kv 64, q_slots 2, do_slots 2, 384 threads
+// plan     tile_q 64, tile_kv 64, q_stages 2, do_stages 2, 384 threads
 // roles    of 1 warpgroup one warp brings tiles (40 registers a thread); 2 compute, dV and dK of the same 64
 //          keys (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 64
-//          key rows of a key/value head and batch entry
-// smem     231200 bytes
+//          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
+//          for it
+// smem     214816 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 131072  Q_i, 2 slots
 //            do             131072 to 196608  dO_i, 2 slots
-//            p              196608 to 229376  P_ij for the other consumer, 2 slots
-//            lse            229376 to 229888  -L_i in units of S, 2 slots
-//            dsum           229888 to 230400  -D_i, 2 slots
-//            k_barriers     230400 to 230416  full and empty barriers of each slot
-//            v_barriers     230528 to 230544
-//            q_barriers     230656 to 230688
-//            do_barriers    230784 to 230816
-//            p_barriers     230912 to 230944
-//            tile_barriers  231040 to 231072
-//            tiles          231168 to 231200  the next tiles of keys
+//            p              196608 to 212992  P_ij for the other consumer, 2 slots
+//            lse            212992 to 213504  -L_i in units of S, 2 slots
+//            dsum           213504 to 214016  -D_i, 2 slots
+//            k_barriers     214016 to 214032  full and empty barriers of each slot
+//            v_barriers     214144 to 214160
+//            q_barriers     214272 to 214304
+//            do_barriers    214400 to 214432
+//            p_barriers     214528 to 214560
+//            tile_barriers  214656 to 214688
+//            tiles          214784 to 214816  the next tiles of keys
 // because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
-// contents   72  Integer and 16-bit element types, without any CUDA header.
-//            94  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           134  Scalar arithmetic, one instruction each.
-//           153  Element types.
-//           197  Warp-level matrix products.
-//           216  Banded masks.
-//           271  Walking over the tiles that a mask does not rule out.
-//           308  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           390  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           396  The kernel: its configuration, parameters and text.
-//           399  The kernel: its configuration, parameters and text.
-//           432  The kernel: its configuration, parameters and text.
-//           440  Tensor maps, which describe tensors to bulk copies of boxes.
-//           449  Bulk copies.
-//           454  The kernel: its configuration, parameters and text.
-//           478  The kernel: its configuration, parameters and text.
-//           480  The kernel: its configuration, parameters and text.
-//           482  Communication between blocks and between grids.
-//           486  The kernel: its configuration, parameters and text.
-//           522  The kernel: its configuration, parameters and text.
-//           524  Reallocation of registers among warpgroups (sm_90a).
-//           539  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           574  Matrix products of a warpgroup (sm_90a).
-//           825  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           834  Tiles as TMA writes them and wgmma reads them.
-//           928  Streaming tiles between global and shared memory.
-//           941  Writing a warpgroup's results to shared and global memory.
-//           994  A step of the backward kernels for Hopper.
-//          1108  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1138  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1202  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1273  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
-//          1277  The kernel: its configuration, parameters and text.
-//          1327  The kernel: its configuration, parameters and text.
-//          1329  The kernel: its configuration, parameters and text.
-//          1334  The kernel: its configuration, parameters and text.
-//          1478  The kernel: its configuration, parameters and text.
-//          1563  The kernel: its configuration, parameters and text.
-//          1666  The kernel: its configuration, parameters and text.
+// contents   66  Integer and 16-bit element types, without any CUDA header.
+//            88  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           126  Scalar arithmetic, one instruction each.
+//           151  Element types.
+//           183  Warp-level matrix products.
+//           205  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           255  Tensor maps, which describe tensors to bulk copies of boxes.
+//           264  Bulk copies.
+//           304  Communication between blocks and between grids.
+//           360  Reallocation of registers among warpgroups (sm_90a).
+//           375  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           410  Matrix products of a warpgroup (sm_90a).
+//           630  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           639  Tiles as TMA writes them and wgmma reads them.
+//           740  Banded masks.
+//           793  The order in which persistent blocks draw tiles.
+//           823  Where a tile of keys lies, and the queries that attend to it.
+//           914  Probabilities P of transposed scores, and the factor of dS.
+//           953  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//          1013  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
+//          1027  Streaming tiles between global and shared memory.
+//          1042  Writing a warpgroup's results to shared and global memory.
+//          1095  What the backward mainloops do with fragments.
+//          1131  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1156  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1220  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1297  What the backward kernels that keep tiles of keys share.
+//          1452  The backward pass on Hopper, for heads wider than 128.
+//          1756  The kernel: its configuration, parameters and text.
+
+// The shapes of its products, by their columns.
+#define WGMMA_SHAPES(shape) shape(64) shape(256)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -102,12 +96,10 @@ struct alignas(16) Vec16 {
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
-FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
+FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -141,6 +133,12 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
+FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -155,6 +153,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 namespace flashgen {
 
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -181,19 +180,6 @@ constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// Which tile of which head of which sequence a block works on.
-struct Place {
-  i32 tile;
-  i32 head;
-  i32 sequence;
-
-  FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
-  // Its number when all tiles of all heads of all sequences are counted through.
-  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
-    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
-  }
-};
-
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
@@ -212,177 +198,6 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
     }
   }
 }
-
-// ---- flashgen/band.cuh
-// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-struct Range {
-  i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-};
-
-// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
-FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
-  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
-}
-
-// The plan says which bounds exist. Their values are kernel parameters.
-template <bool has_lower, bool has_upper>
-struct Band {
-  // The tiles that hold allowed pairs are consecutive.
-  static constexpr bool has_holes = false;
-  i32 lower, upper;
-  i32 len_q, len_kv;
-
-  // All heads and sequences have the same band.
-  template <class Params>
-  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
-    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
-  }
-
-  // Tiles of queries that may attend to some key of [k_begin, k_end).
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    i32 begin = 0, end = len_q;
-    begin = larger(begin, k_begin - upper);
-    return tiles_of(begin, end, tile);
-  }
-
-  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
-  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool empty = k_begin >= len_kv;
-    empty |= k_begin > q_end - 1 + upper;
-    return empty;
-  }
-
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool full = q_end <= len_q && k_end <= len_kv;
-    full &= k_end - 1 <= q_begin + upper;
-    return full;
-  }
-
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    allowed &= k - q <= upper;
-    return allowed;
-  }
-};
-
-// ---- flashgen/walk.cuh
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
-// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
-// and get the same result.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Advances to the next tile. Returns how many tiles were skipped before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    ++tile;
-    return 0;
-  }
-};
-
-// ---- flashgen/query_walk.cuh
-// The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-
-// A step of the loop: a tile of queries of one head of the group.
-struct Step {
-  i32 member;
-  i32 tile;
-};
-
-// Visits, for each head of the group, the tiles with a query that may attend to a key of [k_begin, k_end).
-// `mask_of(member)` is the mask of a head of the group.
-template <class Mask, i32 tile_q>
-struct QueryWalk {
-  i32 k_begin, k_end;
-  i32 members;
-  i32 member;
-  Walk<Mask::has_holes> tiles;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
-
-  FLASHGEN_DEVICE bool over() const { return member >= members; }
-  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // A loop, so that the code that evaluates the mask is inlined only once.
-    while (true) {
-      if (member >= 0) advance_within_head(thread, mask_of);
-      if (!tiles.over() || ++member >= members) return;
-      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-    }
-  }
-
- private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
-    const Mask mask = mask_of(member);
-    tiles.advance(thread, [&](i32 tile) {
-      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
-    });
-  }
-};
-
-// A band is the same for every head, and its tiles are consecutive, so two counters suffice.
-template <bool has_lower, bool has_upper, i32 tile_q>
-struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
-  i32 k_begin, k_end;
-  i32 left;
-  i32 member;
-  Range tiles;
-  i32 tile;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return left == 0; }
-  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
-    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
-    left *= tiles.size();
-    tile = tiles.begin;
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
-    --left;
-    if (++tile == tiles.end) {
-      tile = tiles.begin;
-      ++member;
-    }
-  }
-};
 
 }  // namespace flashgen
 
@@ -470,6 +285,13 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
 
 // Stores and reductions do not write outside of the tensor.
 
+FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -504,6 +326,10 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
+}
+
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -520,6 +346,16 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
+
+// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
+// earlier.
+FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
+// ones.
+FLASHGEN_DEVICE void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- flashgen/ptx/warpgroup.cuh
 // Reallocation of registers among warpgroups (sm_90a).
@@ -776,38 +612,7 @@ struct Wgmma {
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
 // A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
-WGMMA_SHAPE(8)
-WGMMA_SHAPE(16)
-WGMMA_SHAPE(24)
-WGMMA_SHAPE(32)
-WGMMA_SHAPE(40)
-WGMMA_SHAPE(48)
-WGMMA_SHAPE(56)
-WGMMA_SHAPE(64)
-WGMMA_SHAPE(72)
-WGMMA_SHAPE(80)
-WGMMA_SHAPE(88)
-WGMMA_SHAPE(96)
-WGMMA_SHAPE(104)
-WGMMA_SHAPE(112)
-WGMMA_SHAPE(120)
-WGMMA_SHAPE(128)
-WGMMA_SHAPE(136)
-WGMMA_SHAPE(144)
-WGMMA_SHAPE(152)
-WGMMA_SHAPE(160)
-WGMMA_SHAPE(168)
-WGMMA_SHAPE(176)
-WGMMA_SHAPE(184)
-WGMMA_SHAPE(192)
-WGMMA_SHAPE(200)
-WGMMA_SHAPE(208)
-WGMMA_SHAPE(216)
-WGMMA_SHAPE(224)
-WGMMA_SHAPE(232)
-WGMMA_SHAPE(240)
-WGMMA_SHAPE(248)
-WGMMA_SHAPE(256)
+WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -837,6 +642,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 namespace flashgen {
 
+constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
 // Eight rows: the period of the swizzle, and the alignment of tiles.
@@ -866,6 +672,12 @@ struct PanelTile {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+  }
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
+  FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
+#pragma unroll
+    for (i32 p = 0; p < panels; ++p)
+      tma_store_4d(&map, address + p * panel_stride, p * panel_cols, row, head, sequence);
   }
 
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
@@ -925,8 +737,297 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
+// ---- flashgen/band.cuh
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+};
+
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
+// The plan says which bounds exist. Their values are kernel parameters.
+template <bool has_lower, bool has_upper>
+struct Band {
+  static constexpr bool is_bounded = has_lower || has_upper;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // All heads and sequences have the same band.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of queries that may attend to some key of [k_begin, k_end).
+  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
+    i32 begin = 0, end = len_q;
+    begin = larger(begin, k_begin - upper);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    allowed &= k - q <= upper;
+    return allowed;
+  }
+};
+
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// ---- flashgen/sm90/sections.cuh
+// The order in which persistent blocks draw tiles.
+
+// A tile's turn among those of its head, and the head, counted over all sequences.
+struct SectionTile {
+  i32 turn;
+  i32 head;
+};
+
+// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
+// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
+// without work.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
+  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
+  if (rest < 0) return {number / partial, number % partial};
+  const i32 section = rest / (section_heads * tiles_of_head);
+  const i32 in_section = rest - section * (section_heads * tiles_of_head);
+  return {in_section / section_heads, partial + section * section_heads + in_section % section_heads};
+}
+
+// Two counters, of tiles drawn and of blocks that have drawn their last one. The last block resets both.
+FLASHGEN_DEVICE void leave_counters(u32* counters) {
+  if (atomic_add_release(counters + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(counters, 0u);
+    store_release(counters + 1, 0u);
+  }
+}
+
+// ---- flashgen/sm90/key_tile.cuh
+// Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
+// that keep keys. A tile is what the producer announces to the other warps.
+
+// A step of the loop over queries: a block of queries of one head of the group that shares the keys.
+struct QueryStep {
+  i32 member;
+  i32 block;
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseKeyTile {
+  i32 first_key;
+  // Of keys and values.
+  i32 head;
+  i32 sequence;
+  // False for the tile after the last one.
+  bool exists;
+  // Whether some query attends to some key of it.
+  bool is_attended;
+
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+    return p.len_kv;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
+    return head * p.group + member;
+  }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
+    return Mask::of(p, sequence, query_head(p, member));
+  }
+
+  template <class KTile, class Params>
+  FLASHGEN_DEVICE void load_k(KTile k, const Params& p, u32 barrier) const {
+    k.load(p.k_map, barrier, first_key, head, sequence);
+  }
+  template <class VTile, class Params>
+  FLASHGEN_DEVICE void load_v(VTile v, const Params& p, u32 barrier) const {
+    v.load(p.v_map, barrier, first_key, head, sequence);
+  }
+  template <class QTile, class Params>
+  FLASHGEN_DEVICE void load_q(QTile q, const Params& p, u32 barrier, QueryStep step) const {
+    q.load(p.q_map, barrier, step.block * QTile::rows, query_head(p, step.member), sequence);
+  }
+  template <class DOTile, class Params>
+  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier, QueryStep step) const {
+    dout.load(p.dout_map, barrier, step.block * DOTile::rows, query_head(p, step.member), sequence);
+  }
+  // L (part 0) or D (part 1) of a block of queries.
+  template <class Params>
+  FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step,
+                                       i32 part) const {
+    const i32 number = (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
+    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * number + part, 0, 0);
+  }
+  // Rows of dK and dV. TMA clips rows beyond the last key.
+  template <class Rows>
+  FLASHGEN_DEVICE void store(Rows rows, const TensorMap& map, i32 row) const {
+    rows.store(map, row, head, sequence);
+  }
+};
+
+// Which tile of keys a persistent block computes next: blocks draw numbers from a counter, so that none waits
+// while another has tiles left. Consecutive numbers are tiles of a few heads, a section, whose operands then
+// stay in the L2 cache. Within a section the tile varies slowest, from the first one: a causal mask makes
+// that the longest.
+//
+// Blocks draw their first tile, too. So a tile never waits for one that no running block has drawn.
+template <i32 tile_kv, i32 section_heads, class Params>
+struct KeyTileScheduler {
+  const Params& p;
+
+  FLASHGEN_DEVICE i32 draw() const { return static_cast<i32>(atomic_add(p.counter, 1u)); }
+
+  // Tile `number`. It does not exist if there are not so many.
+  FLASHGEN_DEVICE DenseKeyTile tile(i32 number) const {
+    if (number >= p.tiles) return {};
+    const SectionTile place = section_tile<section_heads>(number, p.tiles, p.kv_tiles);
+    return {place.turn * tile_kv, place.head % p.heads_kv, place.head / p.heads_kv, true, true};
+  }
+
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p.counter); }
+};
+
+// ---- flashgen/sm90/backward_scores.cuh
+// Probabilities P of transposed scores, and the factor of dS: the Score policy of the backward kernels.
+//
+//     dS = factor (dP - D),   factor = P times the slope of the score
+//
+// Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
+// beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
+
+// Steps of 16 queries that make a chunk.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 kChunkElements = 8 * kChunkSteps;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
+// Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
+struct NoScore {
+  static constexpr bool presets_lse = true;
+  static constexpr bool masks_query_end = false;
+  static constexpr bool has_slope = false;
+  // What is loaded for a block's pairs while its products are under way.
+  template <i32 queries>
+  struct Pairs {};
+
+  template <i32 queries, class Params, class Tile>
+  FLASHGEN_DEVICE static Pairs<queries> load(const Params&, const Tile&, QueryStep, i32, i32, Thread) {
+    return {};
+  }
+  // Of one chunk: P, rounded.
+  template <class T, i32 queries, class Params, class Tile>
+  FLASHGEN_DEVICE static void exponentiate(const Strip<queries>& scores, Rounded<queries>& probabilities,
+                                           Rounded<queries>&, i32 chunk, const Pairs<queries>&,
+                                           const Params& p, const Tile&, QueryStep, const float*, i32, i32,
+                                           Thread) {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); i += 2)
+      probabilities[i / 8][i % 8 / 2] =
+          pack(T{}, exp2_approx(scores[i] * p.scale_log2), exp2_approx(scores[i + 1] * p.scale_log2));
+  }
+};
+
+// ---- flashgen/sm90/allowed_queries.cuh
+// Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+
+// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
+// c.
+template <i32 count>
+struct AllowedQueries {
+  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
+  u32 rows[2];
+
+  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
+
+  FLASHGEN_DEVICE void forbid(float (&scores)[count]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) scores[i] = allows(i) ? scores[i] : -kInfinity;
+  }
+  // The same for a chunk of probabilities, where 0 takes the place of the exponential of -inf.
+  FLASHGEN_DEVICE void forbid(u32 (&probabilities)[count / 8][4], i32 chunk) const {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); ++i) {
+      if (!allows(i)) probabilities[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
+    }
+  }
+};
+
+// Of a band, and of queries that exist. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Band<has_lower, has_upper>& mask, i32 first_q,
+                                                      i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.column();
+  AllowedQueries<count> allowed;
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 key = first_key + thread.row() + 8 * h;
+    u32 bits = ~bits_from(mask.len_q - q);
+    bits &= bits_from(key - mask.upper - q);
+    allowed.rows[h] = key < mask.len_kv ? bits : 0;
+  }
+  return allowed;
+}
+
+// Of any mask, which never allows queries beyond the last. A loop keeps the code short.
+template <i32 count, class Mask>
+FLASHGEN_DEVICE AllowedQueries<count> allowed_queries(const Mask& mask, i32 first_q, i32 first_key,
+                                                      Thread thread) {
+  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  AllowedQueries<count> allowed = {{0, 0}};
+#pragma unroll 1
+  for (i32 n = 0; n < count / 4; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
+    }
+  }
+  return allowed;
+}
+
+}  // namespace flashgen
+
+#if !defined(FLASHGEN_EMULATOR)
+// ---- flashgen/ptx/packed.cuh
+// Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
+
+namespace flashgen {
+
+// Both products, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+}  // namespace flashgen
+#endif
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
+
+namespace flashgen {
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
 template <class T>
@@ -991,13 +1092,15 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-// ---- flashgen/backward_step_sm90.cuh
-// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
-// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
+// ---- flashgen/sm90/backward_products.cuh
+// What the backward mainloops do with fragments: accumulators that are preset, products in parts, dS.
+//
+// A part of a product is a group of its own, so that it runs while the next one's operand is computed.
 
-// Initializes every row of a strip with `columns`, one float per column.
+// Presets every row of an accumulator to `columns`, one float for each column. Products are added on top. The
+// pin tells ptxas that no product in flight writes these registers; otherwise it waits.
 template <i32 count>
-FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
+FLASHGEN_DEVICE void preset_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
   for (i32 n = 0; n < count / 4; ++n) {
     const float first = columns[8 * n + thread.column()], second = columns[8 * n + thread.column() + 1];
@@ -1006,133 +1109,48 @@ FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns,
     strip[4 * n + 2] = first;
     strip[4 * n + 3] = second;
   }
-}
-
-// Rounds pairs of neighbours along a row.
-template <class T, i32 count>
-FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&strip)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
-}
-
-// P = exp(S - L) of products from which L has been subtracted.
-template <i32 count>
-FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
-}
-
-// Marks forbidden pairs in P, or in P times a slope: values that do not occur otherwise. In P it must be a
-// zero.
-constexpr u32 kForbidden = 0x80000000u;
-
-// dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
-// depend on dP, even if that is NaN.
-template <u32 forbidden, i32 count>
-FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
+  wgmma_pin(strip);
 }
 template <i32 count>
-FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] *= p[i];
+FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
+  clear(strip);
+  wgmma_pin(strip);
 }
 
-// Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, and for those of queries beyond the last. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper, class Forbid>
-FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                                   Thread thread, const Forbid& forbid) {
-  const i32 q = first_q + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 key = first_key + thread.row() + 8 * h;
-    // The mask allows queries from q + first to q + last.
-    i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
-    first = larger(first, key - mask.upper - q);
-#pragma unroll
-    for (i32 n = 0; n < count / 4; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || 8 * n + c > last) forbid(4 * n + 2 * h + c);
-      }
-    }
-  }
-}
-
-// The same for any mask. The terms that depend on the query are computed for 32 queries at a time, one per
-// lane, and shuffled. Expensive masks use a loop, to bound the code size.
-template <i32 count, class Mask, class Forbid>
-FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
-                                   const Forbid& forbid) {
-  constexpr i32 at_once = kWarpSize / 2;
-  const i32 key = first_key + thread.row();
-  const typename Mask::Key keys[2] = {mask.key_at(key), mask.key_at(key + 8)};
-  const bool exists[2] = {key < mask.len_kv, key + 8 < mask.len_kv};
-#pragma unroll
-  for (i32 first = 0; first < count; first += at_once) {
-    const i32 q = first_q + 2 * first;
-    const typename Mask::Query own = mask.query_at(q + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of column `i` of the lane's.
-    const auto ask = [&](i32 i, const auto& use) {
-      const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-      const typename Mask::Query of_column = own.of_lane(column, q + column);
-      const bool is_query = of_column.q < mask.len_q;
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, is_query & exists[h] & mask.allows(of_column, keys[h]));
-    };
-    if constexpr (Mask::is_light) {
-#pragma unroll
-      for (i32 i = 0; i < at_once / 2; ++i) {
-        ask(i, [&](i32 h, bool is_allowed) {
-          if (!is_allowed) forbid(first + 4 * (i / 2) + 2 * h + i % 2);
-        });
-      }
-    } else {
-      u32 allowed = 0;
-#pragma unroll 1
-      for (i32 i = 0; i < at_once / 2; ++i) {
-        ask(i, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
-#pragma unroll
-      for (i32 i = 0; i < at_once; ++i) {
-        if ((allowed >> i & 1u) == 0) forbid(first + 4 * (i / 4) + 2 * (i % 2) + i / 2 % 2);
-      }
-    }
-  }
-}
-
-// ---- flashgen/fragments.cuh
-// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
-// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
-
-// Writes the columns from `first` to `end`.
+// dS = factor (dP - D) of a chunk. dP - D is rounded in bf16, which has the exponents of float32 and
+// multiplies two elements at once. In fp16 it may be infinite, so it stays float.
 template <i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
-                                   Thread thread) {
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&factors)[count / 8][4], i32 chunk) {
 #pragma unroll
-  for (i32 n = first / 8; n < end / 8; ++n) {
-    const float* const four = strip + 4 * n;
-    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
+  for (i32 i = kChunkElements / 2 * chunk; i < kChunkElements / 2 * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), factors[i / 4][i % 4]);
 }
-// Writes all columns.
-template <i32 count>
-FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
-  write_columns(part, strip, 0, 2 * count, thread);
+
+// ---- flashgen/sm90/failed_tiles.cuh
+// Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//
+// A mask gives a pair the probability 0, but 0 * NaN is NaN: a NaN in V, K, Q or dO reaches all results of
+// the tiles that it meets in a product. Such data are rare, so the mainloops do not look for them. The
+// epilogues check what they store, and flag tiles that are not finite. backward_repair.cuh computes these
+// again, pair by pair. Without a mask nothing is to be checked, because all pairs are allowed.
+
+template <bool has_mask, class Params>
+FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
+  if constexpr (has_mask)
+    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
 }
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
+// operands reach all rows that they must not reach.
 template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
 #pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
-  }
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
 // ---- flashgen/ring.cuh
@@ -1199,139 +1217,543 @@ struct Ring {
   }
 };
 
-// ---- flashgen/row_tile.cuh
-// Which tiles of queries, or of keys, a persistent block works on, in order.
+// ---- flashgen/sm90/query_blocks.cuh
+// Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//
+//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
+//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
+//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//
+// `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
+// probabilities 0, unless the score is computed by an expression.
 
-// A tile of keys of one head of keys and values of one sequence.
-struct alignas(16) KeyTile {
-  i32 first_key;
-  i32 head;
-  i32 sequence;
-  // Neither for the one after the last; both but for tiles that no query attends to.
-  bool exists;
-  bool is_attended;
-  // Which part of its steps this is, and how many parts there are.
-  u8 part = 0;
-  u8 parts = 1;
-};
-
-// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
-// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest. The first section has what does not make a whole one:
-// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
-struct SectionPlace {
-  i32 turn;
-  i32 head;
-};
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another: no partial section.
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
-  const i32 odd_heads = tiles / tiles_of_head % section_heads;
-  const i32 even = number - odd_heads * tiles_of_head;
-  if (even < 0) return {number / odd_heads, number % odd_heads};
-  const i32 section = even / (section_heads * tiles_of_head);
-  const i32 rest = even - section * (section_heads * tiles_of_head);
-  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
+// Whether the mask allows every pair of a block and the 64 keys of a strip.
+template <auto cfg, bool masks_query_end, class Mask>
+FLASHGEN_DEVICE bool is_full_strip(const Mask& mask, i32 block, i32 first_key, i32 strip) {
+  const i32 first_q = block * cfg.tile_q, end_q = first_q + cfg.tile_q;
+  const i32 key = first_key + strip * kWarpgroupRows;
+  return mask.is_full(first_q, masks_query_end ? end_q : smaller(end_q, mask.len_q), key,
+                      key + kWarpgroupRows);
 }
 
-// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
-// at the same time.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
-  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
-  const i32 of_last = number - before * tiles_of_head;
-  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
-  return {of_last / in_last, before + of_last % in_last};
-}
+// Of a band: every block of a range, the same for each head. Producer and consumers compute it for
+// themselves.
+template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
+struct BandQueries {
+  static constexpr bool has_mask = Mask::is_bounded;
+  static constexpr bool sends_messages = false;
+  struct Message {};
 
-// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
-  const i32 sequence = place.head / p.heads_kv;
-  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
-}
+  i32 left;
+  i32 member;
+  Range blocks;
+  i32 block;
 
-// Draws the number of a block's next tile. Its first tile has the block's own number.
-template <class Params>
-FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
-  return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
-}
-
-// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
-// launch.
-template <class Params>
-FLASHGEN_DEVICE void leave_counters(const Params& p) {
-  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(p.counter, 0u);
-    store_release(p.counter + 1, 0u);
+  FLASHGEN_DEVICE static Range visited(const Mask& mask, i32 first_key) {
+    return mask.query_tiles(first_key, smaller(first_key + cfg.tile_kv, mask.len_kv), cfg.tile_q);
   }
-}
 
-// ---- flashgen/backward_wide_sm90.cuh
-// Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's
-// registers. One kernel keeps keys and computes dK and dV, the other one keeps queries and computes dQ.
+  template <class Tile, class Params, class Announce, class Visit>
+  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Announce& announce,
+                                       const Visit& visit) {
+    BandQueries queries;
+    queries.begin(p, tile);
+    announce(!queries.over());
+    while (!queries.over()) visit(queries.take([] { return Message{}; }), [] { return Message{}; });
+  }
 
-// ---- dK and dV. Scores are transposed, and both consumers work on all keys of the tile. One computes P and
-// dV, and passes P on. The other one computes dS and dK.
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile) {
+    blocks = visited(tile.template mask<Mask>(p, 0), tile.first_key);
+    left = p.group * blocks.size();
+    member = 0;
+    block = descending ? blocks.end - 1 : blocks.begin;
+  }
+  FLASHGEN_DEVICE bool over() const { return left == 0; }
+  template <class Read>
+  FLASHGEN_DEVICE QueryStep take(const Read&) {
+    const QueryStep step = {member, block};
+    --left;
+    if constexpr (descending) {
+      if (--block < blocks.begin) {
+        block = blocks.end - 1;
+        ++member;
+      }
+    } else {
+      if (++block == blocks.end) {
+        block = blocks.begin;
+        ++member;
+      }
+    }
+    return step;
+  }
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE bool is_cut(const Params& p, const Tile& tile, QueryStep step, i32 strip) const {
+    return !is_full_strip<cfg, masks_query_end>(tile.template mask<Mask>(p, step.member), step.block,
+                                                tile.first_key, strip);
+  }
+};
+
+// ---- flashgen/sm90/key_tile_producer.cuh
+// What the backward kernels that keep tiles of keys share: operands in shared memory, and the producer that
+// loads them.
+
+// Slots of the ring that announces tiles of keys.
+constexpr i32 kTileStages = 2;
+
+template <auto cfg, class T, class Smem, class Tile, class Queries>
+struct KeyTileShared {
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using KRing = Ring<1>;
+  using VRing = Ring<1>;
+  using QRing = Ring<cfg.q_stages>;
+  using DORing = Ring<cfg.do_stages>;
+  using TileRing = Ring<kTileStages>;
+  using Message = typename Queries::Message;
+  // Bytes of L, or of D, of a block of queries.
+  static constexpr i32 statistics_bytes = cfg.tile_q * 4;
+
+  u8* base;
+  u32 start;
+
+  FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
+  FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
+  FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+    return DOTile{start + Smem::kDo}.slot(at.slot());
+  }
+  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
+  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  // Of a block of queries, -L in units of S and -D. They come with Q and with dO.
+  FLASHGEN_DEVICE float* lse(typename QRing::Where at) const {
+    return reinterpret_cast<float*>(base + Smem::kLse + at.slot() * statistics_bytes);
+  }
+  FLASHGEN_DEVICE float* dsum(typename DORing::Where at) const {
+    return reinterpret_cast<float*>(base + Smem::kDsum + at.slot() * statistics_bytes);
+  }
+  // What the slots of tile_ring and, if the producer sends messages, of q_ring hold.
+  FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+    return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+  }
+  FLASHGEN_DEVICE Message& message(typename QRing::Where at) const
+    requires Queries::sends_messages
+  {
+    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+  }
+  // One lane reads a message for its warp, and another warp's lane may then overwrite it.
+  FLASHGEN_DEVICE Message read_message(typename QRing::Where at, Thread thread) const {
+    if constexpr (Queries::sends_messages) {
+      Message read = {};
+      if (thread.lane == 0) read = message(at);
+      return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+    } else {
+      return {};
+    }
+  }
+};
+
+// One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA.
+// Only one lane waits and copies: another lane that came late to a barrier could miss a phase. The tile stays
+// in shared memory, because the producer has few registers.
+template <auto cfg, class Params, class Shared, class Tile, class Queries>
+struct KeyTileProducer {
+  using Message = typename Queries::Message;
+
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  bool elected;
+  typename Shared::KRing::Where kv_at;
+  typename Shared::QRing::Where q_at;
+  typename Shared::DORing::Where do_at;
+  typename Shared::TileRing::Where tile_at;
+
+  // Line 6: load K_j, V_j.
+  FLASHGEN_DEVICE void load_keys(const Tile& tile) {
+    if (elected) {
+      shared.k_ring().wait_empty(kv_at);
+      mbarrier_arrive_expect_tx(shared.k_ring().full(kv_at), Shared::KTile::bytes);
+      tile.load_k(shared.k(), p, shared.k_ring().full(kv_at));
+      shared.v_ring().wait_empty(kv_at);
+      mbarrier_arrive_expect_tx(shared.v_ring().full(kv_at), Shared::VTile::bytes);
+      tile.load_v(shared.v(), p, shared.v_ring().full(kv_at));
+    }
+    kv_at.advance();
+  }
+  // Line 9: load Q_i, dO_i, L_i, D_i.
+  FLASHGEN_DEVICE void load_queries(const Tile& tile, QueryStep step, const Message& message) {
+    if (elected) {
+      const u32 full = shared.q_ring().full(q_at);
+      shared.q_ring().wait_empty(q_at);
+      if constexpr (Queries::sends_messages) shared.message(q_at) = message;
+      mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
+      tile.load_q(shared.q(q_at), p, full, step);
+      tile.load_statistics(shared_address(shared.lse(q_at)), p, full, step, 0);
+    }
+    q_at.advance();
+    if (elected) {
+      const u32 full = shared.do_ring().full(do_at);
+      shared.do_ring().wait_empty(do_at);
+      mbarrier_arrive_expect_tx(full, Shared::DOTile::bytes + Shared::statistics_bytes);
+      tile.load_dout(shared.dout(do_at), p, full, step);
+      tile.load_statistics(shared_address(shared.dsum(do_at)), p, full, step, 1);
+    }
+    do_at.advance();
+  }
+
+  FLASHGEN_DEVICE void run() {
+    const KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params> scheduler{p};
+    if (elected) {
+      prefetch_tensormap(&p.q_map);
+      prefetch_tensormap(&p.k_map);
+      prefetch_tensormap(&p.v_map);
+      prefetch_tensormap(&p.dout_map);
+      prefetch_tensormap(&p.row_stats_map);
+    }
+    for (bool goes_on = true; goes_on;) {
+      // Consumers are steps behind, which hides the latency of the draw.
+      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0));
+      Tile& tile = shared.tile(tile_at);
+      if (elected) {
+        shared.tile_ring().wait_empty(tile_at);
+        tile = drawn;
+      }
+      warp_sync();
+      const auto announce = [&](bool is_attended) {
+        if (elected) {
+          tile.is_attended = is_attended;
+          mbarrier_arrive(shared.tile_ring().full(tile_at));
+        }
+        tile_at.advance();
+      };
+      goes_on = drawn.exists;
+      if (goes_on) {
+        bool is_first = true;
+        Queries::for_each(p, tile, thread, announce, [&](QueryStep step, const auto& message_of) {
+          load_queries(tile, step, message_of());
+          // The first queries may be loaded while the previous tile still uses its keys.
+          if (is_first) load_keys(tile);
+          is_first = false;
+        });
+      } else {
+        announce(false);
+      }
+    }
+    if (elected) scheduler.leave();
+  }
+};
+
+// ---- flashgen/sm90/backward_keys_mainloop.cuh
+// The backward pass on Hopper, for heads wider than 128: dK and dV. backward_query_mainloop.cuh computes dQ.
+//
+// dK and dV of 64 keys fill the registers of a warpgroup each. So two warpgroups work on the same 64 keys,
+// and loop over blocks of 64 queries. Scores are transposed, as in backward_mainloop.cuh. Line numbers in
+// comments are those of Algorithm 2 of the FlashAttention-2 paper.
+//
+//     values   | S(i+1) = K Q^T  | dV += P(i)^T dO  | P(i+1) = exp(S - L), to shared memory
+//     keys     | dP(i+1) = V dO^T| dK += dS(i)^T Q  | P(i+1) from shared memory, dS = P (dP - D)
+//
+// The warpgroup that sums dK runs behind the other one. While one takes exponentials, the other one
+// multiplies. Results leave registers once, so they have the same bits in every run.
+//
+// A step's sum is issued before the next step's pairs, because that frees its slot early.
 
 struct BackwardKeysConfig {
   i32 head_dim;
   i32 head_dim_v;
   i32 tile_q;
   i32 tile_kv;
-  i32 q_slots;
-  i32 do_slots;
-  i32 p_slots;
+  i32 q_stages;
+  i32 do_stages;
+  i32 p_stages;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
+  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
   i32 section_heads;
-  bool sums_first;
   bool has_lower;
   bool has_upper;
 };
 
-template <BackwardKeysConfig cfg, class T>
-struct BackwardKeysShape {
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using Scores = Strip<cfg.tile_q>;
-  using RoundedScores = Rounded<cfg.tile_q>;
+template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Score>
+struct BackwardKeysMainloop {
+  static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
+  using Factors = Rounded<cfg.tile_q>;
+  using PRing = Ring<cfg.p_stages>;
+  using PAt = typename PRing::Where;
+  static constexpr i32 chunks = chunks_of(cfg.tile_q);
+  // Of a warpgroup.
+  static constexpr u32 warps = 4;
 
-  static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // Bytes of P: of a warp's keys, and of all.
-  static constexpr i32 part_bytes = kWarpRows * cfg.tile_q * 4;
-  static constexpr i32 p_bytes = 4 * part_bytes;
-  static constexpr u32 warps_each = 4;
-};
+  struct Shared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
+    using Base = KeyTileShared<cfg, T, Smem, Tile, Queries>;
+    FLASHGEN_DEVICE PRing p_ring() const { return {Base::start + Smem::kPBarriers}; }
+    // The factors of dS on their way from one consumer to the other. What a lane writes, the same lane of the
+    // other warpgroup reads.
+    FLASHGEN_DEVICE Vec16* factors(PAt at, Thread thread) const {
+      constexpr i32 bytes = kWarpRows * cfg.tile_q * static_cast<i32>(sizeof(T));
+      const i32 part = at.slot() * static_cast<i32>(warps) + thread.warp % static_cast<i32>(warps);
+      return reinterpret_cast<Vec16*>(Base::base + Smem::kP + part * bytes) + thread.lane;
+    }
+    FLASHGEN_DEVICE void init() const {
+      Base::k_ring().init(1, warps);
+      Base::v_ring().init(1, warps);
+      Base::q_ring().init(1, 2 * warps);
+      Base::do_ring().init(1, 2 * warps);
+      p_ring().init(warps * kWarpSize, warps * kWarpSize);
+      Base::tile_ring().init(1, 2 * warps * kWarpSize);
+      fence_mbarrier_init();
+    }
+  };
+  using QRing = typename Shared::QRing;
+  using DORing = typename Shared::DORing;
 
-// dS = P (dP - D), where D has already been subtracted from dP, and P comes from `write_fragments`. With
-// `has_forbidden`, forbidden pairs get 0, even if dP is NaN.
-template <u32 forbidden, i32 count>
-FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part, bool has_forbidden,
-                                           Thread thread) {
-  float p[count];
-  read_fragments(p, part, thread);
-  if (has_forbidden) {
-    multiply_where_allowed<forbidden>(dp, p);
-  } else {
-    multiply_strips(dp, p);
+  // A step of a consumer: its block of queries, and whether the mask forbids some pair of it.
+  struct Step {
+    QueryStep queries;
+    bool is_cut;
+  };
+
+  // ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), makes P or dS
+  // of the result, and multiplies that by dO or Q (its sum: dV or dK).
+
+  struct SumsValues {
+    static constexpr i32 columns = cfg.head_dim_v;
+    using FirstRing = QRing;
+    using SecondRing = DORing;
+    FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.k_ring(); }
+    FLASHGEN_DEVICE static QRing first_ring(const Shared& shared) { return shared.q_ring(); }
+    FLASHGEN_DEVICE static DORing second_ring(const Shared& shared) { return shared.do_ring(); }
+
+    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
+    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared,
+                                            typename QRing::Where at, Thread thread) {
+      if constexpr (Score::presets_lse) {
+        preset_columns(scores, shared.lse(at), thread);
+      } else {
+        preset_zero(scores);
+      }
+      issue_over_columns(scores, shared.k(), shared.q(at));
+    }
+    // Line 11: P_ij = exp(S_ij - L_i).
+    FLASHGEN_DEVICE static void finish_pairs(Factors& probabilities, Strip<cfg.tile_q>& scores,
+                                             const Params& p, const Shared& shared, const Tile& tile,
+                                             Step step, typename QRing::Where at, PAt p_at, Thread thread) {
+      const i32 first_q = step.queries.block * cfg.tile_q,
+                first_key = tile.first_key + thread.warp % 4 * kWarpRows;
+      const auto pairs = Score::template load<cfg.tile_q>(p, tile, step.queries, first_q, first_key, thread);
+      AllowedQueries<cfg.tile_q / 2> allowed;
+      if (step.is_cut) {
+        allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.queries.member), first_q,
+                                                  first_key, thread);
+        if constexpr (!Score::masks_query_end) allowed.forbid(scores);
+      }
+      Factors slopes;
+#pragma unroll
+      for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Score::template exponentiate<T>(scores, probabilities, slopes, chunk, pairs, p, tile, step.queries,
+                                        shared.lse(at), first_q, first_key, thread);
+        if constexpr (Score::masks_query_end) {
+          if (step.is_cut) {
+            allowed.forbid(probabilities, chunk);
+            if constexpr (Score::has_slope) allowed.forbid(slopes, chunk);
+          }
+        }
+      }
+      const Factors& factors = Score::has_slope ? slopes : probabilities;
+      shared.p_ring().wait_empty(p_at);
+#pragma unroll
+      for (i32 i = 0; i < cfg.tile_q / 16; ++i)
+        shared.factors(p_at, thread)[i * kWarpSize] =
+            Vec16{{factors[i][0], factors[i][1], factors[i][2], factors[i][3]}};
+      mbarrier_arrive(shared.p_ring().full(p_at));
+    }
+    // Line 12: dV_j += P_ij^T dO_i.
+    FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dv, const Factors& p, const Shared& shared,
+                                          typename DORing::Where at) {
+      issue_output(dv, p, shared.dout(at));
+    }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
+      return GlobalRows{p.dv + tile.sequence * p.dv_batch + tile.head * p.dv_head, p.dv_row, tile.len_kv(p)};
+    }
+    FLASHGEN_DEVICE static float scale(const Params&) { return 1.0f; }
+  };
+
+  struct SumsKeys {
+    static constexpr i32 columns = cfg.head_dim;
+    using FirstRing = DORing;
+    using SecondRing = QRing;
+    FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.v_ring(); }
+    FLASHGEN_DEVICE static DORing first_ring(const Shared& shared) { return shared.do_ring(); }
+    FLASHGEN_DEVICE static QRing second_ring(const Shared& shared) { return shared.q_ring(); }
+
+    // Line 13: dP_ij = dO_i V_j^T - D_i.
+    FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& dp, const Shared& shared,
+                                            typename DORing::Where at, Thread thread) {
+      preset_columns(dp, shared.dsum(at), thread);
+      issue_over_columns(dp, shared.v(), shared.dout(at));
+    }
+    // Line 14: dS_ij = P_ij (dP_ij - D_i).
+    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
+                                             const Shared& shared, const Tile&, Step, typename DORing::Where,
+                                             PAt p_at, Thread thread) {
+      shared.p_ring().wait_full(p_at);
+      Factors factors;
+#pragma unroll
+      for (i32 i = 0; i < cfg.tile_q / 16; ++i) {
+        const Vec16 four = shared.factors(p_at, thread)[i * kWarpSize];
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) factors[i][w] = four.words[w];
+      }
+      mbarrier_arrive(shared.p_ring().empty(p_at));
+#pragma unroll
+      for (i32 chunk = 0; chunk < chunks; ++chunk) multiply_chunk(T{}, ds, dp, factors, chunk);
+    }
+    // Line 16: dK_j += dS_ij^T Q_i.
+    FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dk, const Factors& ds, const Shared& shared,
+                                          typename QRing::Where at) {
+      issue_output(dk, ds, shared.q(at));
+    }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
+      return GlobalRows{p.dk + tile.sequence * p.dk_batch + tile.head * p.dk_head, p.dk_row, tile.len_kv(p)};
+    }
+    FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale; }
+  };
+
+  // ---- A consumer
+
+  template <class Role>
+  struct Consumer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    Ring<1>::Where kept_at;
+    typename Role::FirstRing::Where first_at;
+    typename Role::SecondRing::Where second_at;
+    // The next message. It comes with Q, which is the second operand of one consumer.
+    typename QRing::Where message_at;
+    PAt p_at;
+    typename Shared::TileRing::Where tile_at;
+    Queries queries;
+    Strip<Role::columns> sum;
+    // The left operand of the sum.
+    Factors left;
+
+    FLASHGEN_DEVICE void issue_pairs(Strip<cfg.tile_q>& pairs) {
+      Role::first_ring(shared).wait_full(first_at);
+      Role::issue_pairs(pairs, shared, first_at, thread);
+    }
+    FLASHGEN_DEVICE void take_pairs(Strip<cfg.tile_q>& pairs, const Tile& tile) {
+      wgmma_pin(pairs);
+      // Addresses are computed in each step, to save registers.
+      const Thread here = thread.again();
+      const QueryStep taken = queries.take([&] {
+        if constexpr (Queries::sends_messages) shared.q_ring().wait_full(message_at);
+        return shared.read_message(message_at, thread);
+      });
+      if constexpr (Queries::sends_messages) message_at.advance();
+      const Step step = {taken, queries.is_cut(p, tile, taken, 0)};
+      Role::finish_pairs(left, pairs, p, shared, tile, step, first_at, p_at, here);
+      p_at.advance();
+      Role::first_ring(shared).release(first_at, here);
+      first_at.advance();
+    }
+    FLASHGEN_DEVICE void issue_sum() {
+      Role::second_ring(shared).wait_full(second_at);
+      Role::issue_sum(sum, left, shared, second_at);
+    }
+    FLASHGEN_DEVICE void take_sum() {
+      wgmma_pin(sum);
+      Role::second_ring(shared).release(second_at, thread);
+      second_at.advance();
+    }
+
+    FLASHGEN_DEVICE void run() {
+      while (true) {
+        shared.tile_ring().wait_full(tile_at);
+        const Tile& tile = shared.tile(tile_at);
+        if (!tile.exists) break;
+        queries.begin(p, tile);
+        // Line 7: dK_j = 0, dV_j = 0.
+        preset_zero(sum);
+        // Line 8: for each block of queries that may attend to some key of this tile, of each head of the
+        // group.
+        if (!queries.over()) {
+          Role::kept_ring(shared).wait_full(kept_at);
+          {
+            Strip<cfg.tile_q> pairs;
+            issue_pairs(pairs);
+            wgmma_wait<0>();
+            take_pairs(pairs, tile);
+          }
+          // A step's sum, and the pairs of the next step.
+          while (!queries.over()) {
+            Strip<cfg.tile_q> pairs;
+            issue_sum();
+            issue_pairs(pairs);
+            wgmma_wait<1>();
+            take_sum();
+            wgmma_wait<0>();
+            take_pairs(pairs, tile);
+          }
+          Role::kept_ring(shared).release(kept_at, thread);
+          kept_at.advance();
+          issue_sum();
+          wgmma_wait<0>();
+          take_sum();
+        }
+        store(tile);
+        mbarrier_arrive(shared.tile_ring().empty(tile_at));
+        tile_at.advance();
+      }
+    }
+    // Line 18: write dK_j, dV_j to global memory.
+    FLASHGEN_DEVICE void store(const Tile& tile) {
+      const Thread here = thread.again();
+      if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
+        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+      const float scale[2] = {Role::scale(p), Role::scale(p)};
+      write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
+                                    scale, here);
+    }
+  };
+
+  // ---- The kernel
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Shared shared{{base, shared_address(base)}};
+    if (Thread::current().index() == 0) shared.init();
+    block_sync();
+    // The previous grids may run until here, and the next one may start from here on.
+    griddep_wait();
+    griddep_launch_dependents();
+    // Registers that the producer does not need go to the consumers.
+    const Thread thread = Thread::current().again();
+    if (thread.warp >= 4) {
+      setmaxnreg_inc<cfg.consumer_registers>();
+      if (thread.warp < 8) {
+        Consumer<SumsValues>{p, shared, thread}.run();
+      } else {
+        Consumer<SumsKeys>{p, shared, thread}.run();
+      }
+    } else {
+      setmaxnreg_dec<cfg.producer_registers>();
+      if (thread.warp == 0)
+        KeyTileProducer<cfg, Params, Shared, Tile, Queries>{p, shared, thread, thread.lane == 0}.run();
+    }
   }
-}
-
-// ---- dQ. The rows of scores are queries, 64 per consumer. Each step takes a tile of keys.
-
-// ---- Non-finite values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a
-// row's 16 bytes, so that a column's values are one warp's.
+};
 
 }  // namespace flashgen
 
-// ---- kernels/backward_keys_sm90.cu.j2
+// ---- kernels/hopper/backward.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1341,14 +1763,13 @@ constexpr BackwardKeysConfig kConfig{
     .head_dim_v = 256,
     .tile_q = 64,    // B_r: query rows per step
     .tile_kv = 64,   // B_c: keys per tile that a block works on
-    .q_slots = 2,    // slots for Q
-    .do_slots = 2,   // slots for dO
-    .p_slots = 2,    // slots for P
+    .q_stages = 2,   // slots for Q
+    .do_stages = 2,  // slots for dO
+    .p_stages = 2,   // slots for P
     .consumers = 2,  // warpgroups that compute: one sums dV, one dK
     .producer_registers = 40,
     .consumer_registers = 232,
     .section_heads = 16,  // heads of a section, whose tiles are scheduled together
-    .sums_first = true,   // dV and dK of a step are issued before the next step's scores
     .has_lower = false,   // the band has a lower bound on k - q
     .has_upper = true,    // the band has an upper bound on k - q
 };
@@ -1361,8 +1782,9 @@ struct Params {
   TensorMap row_stats_map;
   element_t* dk;
   element_t* dv;
-  u32* counter;  // tiles drawn, then blocks done; 0 between launches
-  i64 dk_batch;  // strides are in elements
+  u32* counter;       // tiles drawn, then blocks done; 0 between launches
+  u32* failed_tiles;  // flags of tiles of dQ, then of dK and dV, that are not finite
+  i64 dk_batch;       // strides are in elements
   i64 dk_row;
   i64 dk_head;
   i64 dv_batch;
@@ -1375,427 +1797,39 @@ struct Params {
   i32 group;       // query heads per key/value head
   i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   i32 band_upper;
-  i32 q_tiles;   // tiles of queries of one head
-  i32 kv_tiles;  // tiles of keys of one head
-  i32 tiles;     // tiles of all heads of all sequences
+  i32 q_tiles;      // tiles of queries of one head
+  i32 kv_tiles;     // tiles of keys of one head
+  i32 tiles;        // tiles of all heads of all sequences
+  i32 query_flags;  // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 768, "the launcher packs Params into 768 bytes");
+static_assert(sizeof(Params) == 832, "the launcher packs Params into 832 bytes");
 
-namespace smem {
-constexpr u32 kK = 0;               // K_j
-constexpr u32 kV = 32768;           // V_j
-constexpr u32 kQ = 65536;           // Q_i, 2 slots
-constexpr u32 kDo = 131072;         // dO_i, 2 slots
-constexpr u32 kP = 196608;          // P_ij for the other consumer, 2 slots
-constexpr u32 kLse = 229376;        // -L_i in units of S, 2 slots
-constexpr u32 kDsum = 229888;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230400;  // full and empty barriers of each slot
-constexpr u32 kVBarriers = 230528;
-constexpr u32 kQBarriers = 230656;
-constexpr u32 kDoBarriers = 230784;
-constexpr u32 kPBarriers = 230912;
-constexpr u32 kTileBarriers = 231040;
-constexpr u32 kTiles = 231168;  // the next tiles of keys
+struct Smem {
+  static constexpr u32 kK = 0;               // K_j
+  static constexpr u32 kV = 32768;           // V_j
+  static constexpr u32 kQ = 65536;           // Q_i, 2 slots
+  static constexpr u32 kDo = 131072;         // dO_i, 2 slots
+  static constexpr u32 kP = 196608;          // P_ij for the other consumer, 2 slots
+  static constexpr u32 kLse = 212992;        // -L_i in units of S, 2 slots
+  static constexpr u32 kDsum = 213504;       // -D_i, 2 slots
+  static constexpr u32 kKBarriers = 214016;  // full and empty barriers of each slot
+  static constexpr u32 kVBarriers = 214144;
+  static constexpr u32 kQBarriers = 214272;
+  static constexpr u32 kDoBarriers = 214400;
+  static constexpr u32 kPBarriers = 214528;
+  static constexpr u32 kTileBarriers = 214656;
+  static constexpr u32 kTiles = 214784;  // the next tiles of keys
+};
 
-}  // namespace smem
-
-using Shape = BackwardKeysShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-using KRing = Ring<1>;
-using VRing = Ring<1>;
-using QRing = Ring<kConfig.q_slots>;
-using DORing = Ring<kConfig.do_slots>;
-using PRing = Ring<kConfig.p_slots>;
-using TileRing = Ring<2>;
+using Scoring = NoScore;
 
-// Everything that the warps of a block share.
-struct Shared {
-  u8* base;
-  Shape::KTile k;
-  Shape::VTile v;
-  Shape::QTile q;
-  Shape::DOTile dout;
-  KRing k_ring;
-  VRing v_ring;
-  QRing q_ring;
-  DORing do_ring;
-  PRing p_ring;
-  TileRing tile_ring;
-  KeyTile* tiles;  // what the slots of tile_ring hold
-
-  FLASHGEN_DEVICE static Shared at(u8* base) {
-    const u32 start = shared_address(base);
-    return {base,
-            {start + smem::kK},
-            {start + smem::kV},
-            {start + smem::kQ},
-            {start + smem::kDo},
-            {start + smem::kKBarriers},
-            {start + smem::kVBarriers},
-            {start + smem::kQBarriers},
-            {start + smem::kDoBarriers},
-            {start + smem::kPBarriers},
-            {start + smem::kTileBarriers},
-            reinterpret_cast<KeyTile*>(base + smem::kTiles),
-    };
-  }
-  // Of a tile of queries: what its rows subtract from their logits, and -D.
-  FLASHGEN_DEVICE float* lse(QRing::Where at) const {
-    return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
-  }
-  FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
-    return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
-  }
-  // P of the keys of a warp, counted within its warpgroup, on the way from one consumer to the other.
-  FLASHGEN_DEVICE float* part(PRing::Where at, i32 warp) const {
-    return reinterpret_cast<float*>(base + smem::kP + at.slot() * Shape::p_bytes + warp * Shape::part_bytes);
-  }
-};
-
-FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
-  return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
-}
-// Products of queries beyond the last are 0, and L makes their probabilities 0; but a score makes of 0 what it
-// likes, also what is not a number, so that such queries are masked.
-constexpr bool kScoresEnd = false;
-// Where a tile of queries ends as far as the mask is concerned.
-FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
-  const i32 end = first_q + kConfig.tile_q;
-  return kScoresEnd ? end : smaller(end, p.len_q);
-}
-// The steps of a tile of keys: its tiles of queries, of each head of the group.
-using Queries = QueryWalk<Mask, kConfig.tile_q>;
-FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-  return Queries(keys.first_key, end_key(p, keys), p.group);
-}
-FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
-  return Mask::of(p, keys.sequence, keys.head * p.group + member);
-}
-
-// ---- The producer: one warp that draws tiles of keys and loads K and V by TMA, and for each of their steps Q, dO and
-// the statistics of the rows. Only one lane waits and copies: another lane that came late to a barrier could miss a phase.
-FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
-  const Thread thread = self.again();
-  const Shared shared = Shared::at(base);
-  const bool elected = thread.lane == 0;
-  KRing::Where kv_at;
-  QRing::Where q_at;
-  DORing::Where do_at;
-  TileRing::Where tile_at;
-  if (elected) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-    prefetch_tensormap(&p.dout_map);
-    prefetch_tensormap(&p.row_stats_map);
-  }
-
-  // Line 6: load K_j, V_j. Reads the tile from shared memory again, to save registers.
-  const auto load_keys = [&]() {
-    if (elected) {
-      const KeyTile& keys = shared.tiles[tile_at.before().slot()];
-      shared.k_ring.wait_empty(kv_at);
-      mbarrier_arrive_expect_tx(shared.k_ring.full(kv_at), Shape::KTile::bytes);
-      shared.k.load(p.k_map, shared.k_ring.full(kv_at), keys.first_key, keys.head, keys.sequence);
-      shared.v_ring.wait_empty(kv_at);
-      mbarrier_arrive_expect_tx(shared.v_ring.full(kv_at), Shape::VTile::bytes);
-      shared.v.load(p.v_map, shared.v_ring.full(kv_at), keys.first_key, keys.head, keys.sequence);
-    }
-    kv_at.advance();
-  };
-  // Line 9: load Q_i, dO_i, L_i, D_i.
-  const auto load_queries = [&](Step step) {
-    const i32 first_q = step.tile * kConfig.tile_q;
-    const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
-      const KeyTile& keys = shared.tiles[tile_at.before().slot()];
-      const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
-      const i32 number = static_cast<i32>(place.number(p.q_tiles, p.heads_q));
-      mbarrier_arrive_expect_tx(full, tile.bytes + Shape::row_bytes);
-      tile.load(map, full, first_q, place.head, place.sequence);
-      tma_load_4d(shared_address(rows), &p.row_stats_map, full, 0, 2 * number + part, 0, 0);
-    };
-    if (elected) {
-      shared.q_ring.wait_empty(q_at);
-      load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
-    }
-    q_at.advance();
-    if (elected) {
-      shared.do_ring.wait_empty(do_at);
-      load(shared.dout.slot(do_at.slot()), p.dout_map, shared.dsum(do_at), 1, shared.do_ring.full(do_at));
-    }
-    do_at.advance();
-  };
-
-  i32 number = block_idx_x();
-  while (true) {
-    KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-    Queries steps = queries_of(p, keys);
-    const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
-    if (keys.exists) {
-      steps.start(thread, mask_of_member);
-      keys.is_attended = !steps.over();
-    }
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = keys;
-      mbarrier_arrive(shared.tile_ring.full(tile_at));
-    }
-    tile_at.advance();
-    if (!keys.exists) break;
-    bool has_keys = false;
-    while (!steps.over()) {
-      const Step step = steps.step();
-      steps.advance(thread, mask_of_member);
-      load_queries(step);
-      // The first queries may be loaded while the previous tile still uses its keys.
-      if (!has_keys) load_keys();
-      has_keys = true;
-    }
-    // Consumers are steps behind, which hides the latency of the draw.
-    number = shuffle(elected ? draw_tile(p) : 0, 0);
-  }
-  if (elected) leave_counters(p);
-}
-
-// ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), computes P or dS from the
-// result, and multiplies that by dO or Q (its sum: dV or dK).
-
-// S = K Q^T, P = exp(S - L), dV += P^T dO. P goes to the other consumer.
-struct SumOfValues {
-  static constexpr i32 first_warp = 4;
-  using Sum = Strip<kConfig.head_dim_v>;
-  using FirstRing = QRing;
-  using SecondRing = DORing;
-
-  FLASHGEN_DEVICE static KRing kept_ring(const Shared& shared) { return shared.k_ring; }
-  FLASHGEN_DEVICE static QRing first_ring(const Shared& shared) { return shared.q_ring; }
-  FLASHGEN_DEVICE static DORing second_ring(const Shared& shared) { return shared.do_ring; }
-
-  // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
-  FLASHGEN_DEVICE static void issue_pairs(Shape::Scores& scores, const Shared& shared, QRing::Where at, Thread thread) {
-    spread_columns(scores, shared.lse(at), thread);
-    issue_over_columns(scores, shared.k, shared.q.slot(at.slot()));
-  }
-
-  // Line 11: P_ij = exp(S_ij - L_i), with marks for forbidden pairs.
-  FLASHGEN_DEVICE static void finish_pairs(Shape::Scores& scores, Shape::RoundedScores& made, const Params& p,
-                                           const Shared& shared, const KeyTile& keys, Step step, bool is_cut,
-                                           QRing::Where at, PRing::Where p_at, Thread thread) {
-    const i32 first_q = step.tile * kConfig.tile_q, warp = thread.warp - first_warp;
-    const i32 first_key = keys.first_key + warp * kWarpRows;
-    exponentials(scores, p.scale_log2);
-    if (is_cut) {
-      const auto forbid = [&](i32 i) {
-        scores[i] = float_of(kForbidden);
-      };
-      // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
-      // their dS.
-      for_forbidden<kConfig.tile_q / 2>(mask_of(p, keys, step.member), first_q, first_key, thread, forbid);
-    }
-    shared.p_ring.wait_empty(p_at);
-    write_fragments(shared.part(p_at, warp), scores, thread);
-    mbarrier_arrive(shared.p_ring.full(p_at));
-  }
-  FLASHGEN_DEVICE static void round_pairs(Shape::RoundedScores& rounded, const Shape::Scores& scores,
-                                          const Shape::RoundedScores& made) {
-    round_strip<element_t>(rounded, scores);
-  }
-
-  // Line 12: dV_j += P_ij^T dO_i.
-  FLASHGEN_DEVICE static void issue_sum(Sum& dv, const Shape::RoundedScores& p, const Shared& shared, DORing::Where at) {
-    issue_output(dv, p, shared.dout.slot(at.slot()));
-  }
-
-  FLASHGEN_DEVICE static void write(const Sum& dv, const Params& p, const KeyTile& keys, Thread thread) {
-    const GlobalRows<element_t> rows = {
-        p.dv + keys.sequence * p.dv_batch + keys.head * p.dv_head, p.dv_row, p.len_kv};
-    const float one[2] = {1.0f, 1.0f};
-    write_strip<element_t, kConfig.head_dim_v>(
-        rows, keys.first_key + (thread.warp - first_warp) * kWarpRows, dv, one, thread);
-  }
-};
-
-// dP = V dO^T, dS = P (dP - D), dK += dS^T Q. P comes from the other consumer.
-struct SumOfKeys {
-  static constexpr i32 first_warp = 8;
-  using Sum = Strip<kConfig.head_dim>;
-  using FirstRing = DORing;
-  using SecondRing = QRing;
-
-  FLASHGEN_DEVICE static VRing kept_ring(const Shared& shared) { return shared.v_ring; }
-  FLASHGEN_DEVICE static DORing first_ring(const Shared& shared) { return shared.do_ring; }
-  FLASHGEN_DEVICE static QRing second_ring(const Shared& shared) { return shared.q_ring; }
-
-  // Line 13: dP_ij = dO_i V_j^T - D_i.
-  FLASHGEN_DEVICE static void issue_pairs(Shape::Scores& dp, const Shared& shared, DORing::Where at, Thread thread) {
-    spread_columns(dp, shared.dsum(at), thread);
-    issue_over_columns(dp, shared.v, shared.dout.slot(at.slot()));
-  }
-
-  // Line 14: dS_ij = P_ij * (dP_ij - D_i).
-  FLASHGEN_DEVICE static void finish_pairs(Shape::Scores& dp, Shape::RoundedScores& /*made*/, const Params& /*p*/,
-                                           const Shared& shared, const KeyTile& /*keys*/, Step /*step*/, bool is_cut,
-                                           DORing::Where /*at*/, PRing::Where p_at, Thread thread) {
-    shared.p_ring.wait_full(p_at);
-    multiply_by_fragments<kForbidden>(
-        dp, shared.part(p_at, thread.warp - first_warp), is_cut, thread);
-    mbarrier_arrive(shared.p_ring.empty(p_at));
-  }
-  FLASHGEN_DEVICE static void round_pairs(Shape::RoundedScores& rounded, const Shape::Scores& ds,
-                                          const Shape::RoundedScores& /*made*/) {
-    round_strip<element_t>(rounded, ds);
-  }
-
-  // Line 16: dK_j += dS_ij^T Q_i.
-  FLASHGEN_DEVICE static void issue_sum(Sum& dk, const Shape::RoundedScores& ds, const Shared& shared, QRing::Where at) {
-    issue_output(dk, ds, shared.q.slot(at.slot()));
-  }
-
-  FLASHGEN_DEVICE static void write(const Sum& dk, const Params& p, const KeyTile& keys, Thread thread) {
-    const GlobalRows<element_t> rows = {
-        p.dk + keys.sequence * p.dk_batch + keys.head * p.dk_head, p.dk_row, p.len_kv};
-    const float scale[2] = {p.scale, p.scale};
-    write_strip<element_t, kConfig.head_dim>(
-        rows, keys.first_key + (thread.warp - first_warp) * kWarpRows, dk, scale, thread);
-  }
-};
-
-// ---- A consumer: a warpgroup that works on all keys of the tile, and computes dV or dK.
-template <class Role>
-FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
-  const Shared shared = Shared::at(base);
-  const auto kept_ring = Role::kept_ring(shared);
-  const auto first_ring = Role::first_ring(shared);
-  const auto second_ring = Role::second_ring(shared);
-  Ring<1>::Where kept_at;
-  typename Role::FirstRing::Where first_at;
-  typename Role::SecondRing::Where second_at;
-  PRing::Where p_at;
-  TileRing::Where tile_at;
-
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
-    const KeyTile& keys = shared.tiles[tile_at.slot()];
-    if (!keys.exists) break;
-
-    // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
-    bool is_cut = false;
-    const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
-    Queries steps = queries_of(p, keys);
-    steps.start(thread, mask_of_member);
-    bool goes_on = !steps.over();
-    const auto take_step = [&]() {
-      const Step step = steps.step();
-      steps.advance(thread, mask_of_member);
-      goes_on = !steps.over();
-      const i32 first_q = step.tile * kConfig.tile_q, key_end = keys.first_key + kConfig.tile_kv;
-      is_cut = !mask_of(p, keys, step.member).is_full(first_q, end_query(p, first_q), keys.first_key, key_end);
-      return step;
-    };
-
-    // Line 7: dK_j = 0, dV_j = 0.
-    typename Role::Sum sum;
-    clear(sum);
-    wgmma_pin(sum);
-    if (goes_on) {
-      // The left operand of a sum, and the next one, which replaces it once the product is complete.
-      Shape::RoundedScores rounded, made;
-      // Computes P or dS from a step's pairs, without the rounding.
-      const auto take_pairs = [&](Shape::Scores& pairs) {
-        wgmma_pin(pairs);
-        // Addresses are computed in each step, to save registers.
-        const Thread here = thread.again();
-        const Step step = take_step();
-        Role::finish_pairs(pairs, made, p, shared, keys, step, is_cut, first_at, p_at, here);
-        p_at.advance();
-        first_ring.release(first_at, here);
-        first_at.advance();
-      };
-      const auto take_sum = [&]() {
-        wgmma_pin(sum);
-        second_ring.release(second_at, thread);
-        second_at.advance();
-      };
-
-      kept_ring.wait_full(kept_at);
-      {
-        Shape::Scores pairs;
-        first_ring.wait_full(first_at);
-        Role::issue_pairs(pairs, shared, first_at, thread);
-        wgmma_wait<0>();
-        take_pairs(pairs);
-        Role::round_pairs(rounded, pairs, made);
-      }
-      // A step's sum and the pairs of the next one.
-      while (goes_on) {
-        Shape::Scores pairs;
-        const auto issue_pairs = [&]() {
-          first_ring.wait_full(first_at);
-          Role::issue_pairs(pairs, shared, first_at, thread);
-        };
-        if constexpr (!kConfig.sums_first) issue_pairs();
-        second_ring.wait_full(second_at);
-        Role::issue_sum(sum, rounded, shared, second_at);
-        if constexpr (kConfig.sums_first) {
-          issue_pairs();
-          wgmma_wait<1>();
-          take_sum();
-          wgmma_wait<0>();
-          take_pairs(pairs);
-        } else {
-          wgmma_wait<1>();
-          take_pairs(pairs);
-          wgmma_wait<0>();
-          take_sum();
-        }
-        Role::round_pairs(rounded, pairs, made);
-      }
-      kept_ring.release(kept_at, thread);
-      kept_at.advance();
-      second_ring.wait_full(second_at);
-      Role::issue_sum(sum, rounded, shared, second_at);
-      wgmma_wait<0>();
-      take_sum();
-    }
-    // Line 18: write dK_j, dV_j to global memory.
-    Role::write(sum, p, keys, thread.again());
-    mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    tile_at.advance();
-  }
-}
+using Queries = BandQueries<kConfig, Mask, Scoring::masks_query_end>;
 
 FLASHGEN_KERNEL(384, 1) backward_main_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  const Thread thread = Thread::current();
-  const Shared shared = Shared::at(base);
-  if (thread.index() == 0) {
-    constexpr u32 each = Shape::warps_each, both = 2 * each;
-    shared.k_ring.init(1, each);
-    shared.v_ring.init(1, each);
-    shared.q_ring.init(1, both);
-    shared.do_ring.init(1, both);
-    // P goes from thread to thread, and what tells of a tile of keys is read by all: each says so by itself.
-    shared.p_ring.init(each * kWarpSize, each * kWarpSize);
-    shared.tile_ring.init(1, both * kWarpSize);
-    fence_mbarrier_init();
-  }
-  block_sync();
-
-  // The registers that copying does not need go to those who compute. Each role finds out again who it is: so
-  // few are left for copying that nothing else is to be kept.
-  if (thread.warp < 4) {
-    setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, base, thread);
-  } else {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    if (thread.warp < 8) {
-      consume<SumOfValues>(p, base);
-    } else {
-      consume<SumOfKeys>(p, base);
-    }
-  }
+  BackwardKeysMainloop<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries, Scoring>::run(p, base);
 }

@@ -8,11 +8,11 @@
 //
 // contents  20  Integer and 16-bit element types, without any CUDA header.
 //           40  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           58  Scalar arithmetic, one instruction each.
-//           69  Element types.
-//           98  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          103  Streaming tiles between global and shared memory.
-//          117  The kernel: its configuration, parameters and text.
+//           59  Scalar arithmetic, one instruction each.
+//           70  Element types.
+//           99  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          104  Streaming tiles between global and shared memory.
+//          118  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -50,6 +50,7 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -148,6 +149,8 @@ struct Params {
   float* dq_accum;
   // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
+  // flags of tiles of dQ, then of dK and dV, that are not finite
+  u32* failed_tiles;
   // strides are in elements
   i64 o_batch;
   i64 o_row;
@@ -158,9 +161,10 @@ struct Params {
   i32 heads_q;
   i32 len_q;
   i32 sum_heads;  // query heads in dq_accum, a ring
+  i32 flags;      // how many there are
   float scale;
 };
-static_assert(sizeof(Params) == 128, "the launcher packs Params into 128 bytes");
+static_assert(sizeof(Params) == 144, "the launcher packs Params into 144 bytes");
 
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
@@ -227,6 +231,13 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     float* const stats = p.row_stats + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (2 * kConfig.tile_q);
     stats[row] = lse == -kInfinity ? lse : -lse / p.scale;
     stats[kConfig.tile_q + row] = exists ? -total : 0.0f;
+  }
+
+  // No tile of gradients has failed.
+  if (place.sequence == 0) {
+    for (i32 i = (place.head * grid_dim_x() + place.tile) * kThreads + thread_idx(); i < p.flags;
+         i += p.heads_q * grid_dim_x() * kThreads)
+      p.failed_tiles[i] = 0;
   }
 
   // The dQ workspace of this tile starts at zero.

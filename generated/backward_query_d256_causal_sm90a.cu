@@ -3,12 +3,12 @@
 // spec     {"head_dim":256,"head_dim_v":256,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}
 // rebuild  flashgen build --head-dim 256 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 128, tile_kv 64, 384 threads
-// roles    of 1 warpgroup one warp brings tiles, and three inspect K (24 registers a thread); 2 compute, 64
-//          queries each (240)
+// plan     tile_q 128, tile_kv 64, k_stages 2, v_stages 1, 384 threads
+// roles    of 1 warpgroup one warp brings tiles (24 registers a thread); 2 compute, 64 queries each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
-//          query rows of a query head and batch entry
-// smem     231440 bytes
+//          query rows of a query head and batch entry; they start while the grid before them ends, and wait
+//          for it
+// smem     231072 bytes
 //            q                   0 to  65536  Q_i
 //            do              65536 to 131072  dO_i
 //            k              131072 to 196608  K_j, 2 slots
@@ -19,50 +19,40 @@
 //            k_barriers     230656 to 230688
 //            v_barriers     230784 to 230800
 //            tile_barriers  230912 to 230944
-//            tiles          231040 to 231104  the next tiles of queries
-//            scores_taken   231168 to 231184  all consumers have their scores of K_j
-//            inspected      231296 to 231312  non-finite values of K_j are cleared
-//            written        231424 to 231440  dQ of a tile of queries is in global memory
+//            tiles          231040 to 231072  the next tiles of queries
 // because  the widest tile of keys with two slots
 //
-// contents   70  Integer and 16-bit element types, without any CUDA header.
-//            92  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           131  Scalar arithmetic, one instruction each.
-//           150  Element types.
-//           184  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           189  Warp-level matrix products.
-//           208  Banded masks.
-//           393  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           399  The kernel: its configuration, parameters and text.
-//           402  The kernel: its configuration, parameters and text.
-//           435  The kernel: its configuration, parameters and text.
-//           448  Tensor maps, which describe tensors to bulk copies of boxes.
-//           457  Bulk copies.
-//           462  The kernel: its configuration, parameters and text.
-//           486  The kernel: its configuration, parameters and text.
-//           496  The kernel: its configuration, parameters and text.
-//           498  Communication between blocks and between grids.
-//           502  The kernel: its configuration, parameters and text.
-//           538  The kernel: its configuration, parameters and text.
-//           540  Reallocation of registers among warpgroups (sm_90a).
-//           555  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           590  Matrix products of a warpgroup (sm_90a).
-//           841  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           850  Tiles as TMA writes them and wgmma reads them.
-//           963  Streaming tiles between global and shared memory.
-//           976  Writing a warpgroup's results to shared and global memory.
-//          1029  A step of the backward kernels for Hopper.
-//          1064  Keeping NaN and infinity where they belong.
-//          1122  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1186  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1279  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
-//          1283  The kernel: its configuration, parameters and text.
-//          1286  The kernel: its configuration, parameters and text.
-//          1338  The kernel: its configuration, parameters and text.
-//          1384  The kernel: its configuration, parameters and text.
-//          1522  The kernel: its configuration, parameters and text.
-//          1602  The kernel: its configuration, parameters and text.
-//          1666  The kernel: its configuration, parameters and text.
+// contents   60  Integer and 16-bit element types, without any CUDA header.
+//            82  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           124  Scalar arithmetic, one instruction each.
+//           149  Element types.
+//           183  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           233  Tensor maps, which describe tensors to bulk copies of boxes.
+//           242  Bulk copies.
+//           290  Communication between blocks and between grids.
+//           346  Reallocation of registers among warpgroups (sm_90a).
+//           361  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           396  Matrix products of a warpgroup (sm_90a).
+//           616  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           625  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           691  Warp-level matrix products.
+//           710  Tiles as TMA writes them and wgmma reads them.
+//           821  Banded masks.
+//           988  Where a tile of keys lies, and the queries that attend to it.
+//           998  Probabilities P of transposed scores, and the factor of dS.
+//          1027  Streaming tiles between global and shared memory.
+//          1040  Writing a warpgroup's results to shared and global memory.
+//          1093  What the backward mainloops do with fragments.
+//          1111  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1137  The sizes of a forward kernel for Hopper.
+//          1166  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1229  A tile of queries, as the producer announces it to the consumers.
+//          1283  Which tile of queries a persistent block computes next.
+//          1387  The backward pass on Hopper, for heads wider than 128.
+//          1750  The kernel: its configuration, parameters and text.
+
+// The shapes of its products, by their columns.
+#define WGMMA_SHAPES(shape) shape(64) shape(256)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -105,6 +95,9 @@ FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -136,6 +129,12 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
 }
 
 // Two floats rounded to 16 bits and packed, the first in the low half.
@@ -177,215 +176,6 @@ struct Thread {
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
-
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
-
-// ---- flashgen/band.cuh
-// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-struct Range {
-  i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
-};
-
-// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
-FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
-  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
-}
-
-// The plan says which bounds exist. Their values are kernel parameters.
-template <bool has_lower, bool has_upper>
-struct Band {
-  i32 lower, upper;
-  i32 len_q, len_kv;
-
-  // All heads and sequences have the same band.
-  template <class Params>
-  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
-    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
-  }
-
-  // Tiles of keys that some query of [q_begin, q_end) may attend to.
-  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = len_kv;
-    end = smaller(end, q_end + upper);
-    return tiles_of(begin, end, tile);
-  }
-
-  // Tiles of keys that all queries of [q_begin, q_end) may attend to. The last one may reach beyond len_kv.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool full = q_end <= len_q && k_end <= len_kv;
-    full &= k_end - 1 <= q_begin + upper;
-    return full;
-  }
-
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    allowed &= k - q <= upper;
-    return allowed;
-  }
-};
-
-// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
-  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
-}
-
-// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
-template <bool has_lower, bool has_upper>
-FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
-  i32 end = mask.len_kv - key;
-  end = smaller(end, q + mask.upper - key + 1);
-  u32 allowed = ~bits_from(end);
-  return allowed;
-}
-
-// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
-// at once.
-template <bool has_lower, bool has_upper, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
-                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                               Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
-// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
-// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
-// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                    Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::has_rest) {
-#pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
-#pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
-#pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
-template <i32 column_blocks>
-FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
-// computed first, and are worth keeping for the next use.
-template <class Mask>
-constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-
-// As mask_pairs(), for a mask that is not a band.
-template <class Mask, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
-                               i32 first_q, i32 first_key, Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
-    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                             mask.query_at(first_q + thread.row() + 8)};
-    const i32 first_column = first_key + thread.column();
-    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_by_order = [&](i32 h) {
-      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
-    };
-    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
-#pragma unroll
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll
-      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_rest(queries[h], of_column)))
-            values[0][first + i / 2][2 * h + i % 2] = value;
-        }
-      }
-    }
-  } else {
-    u32 forbidden[2];
-    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-    put_where(values, value, forbidden);
-  }
-}
 
 }  // namespace flashgen
 
@@ -440,11 +230,6 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// The same for shared memory alone.
-FLASHGEN_DEVICE void fence_proxy_async_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // ---- flashgen/ptx/tensor_map.cuh
 // Tensor maps, which describe tensors to bulk copies of boxes.
 
@@ -477,6 +262,13 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
 // offset of each block counts its bytes.
 
 // Stores and reductions do not write outside of the tensor.
+
+FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
 
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
@@ -520,6 +312,10 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
+}
+
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -536,6 +332,16 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
+
+// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
+// earlier.
+FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
+// ones.
+FLASHGEN_DEVICE void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- flashgen/ptx/warpgroup.cuh
 // Reallocation of registers among warpgroups (sm_90a).
@@ -792,38 +598,7 @@ struct Wgmma {
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
 // A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
-WGMMA_SHAPE(8)
-WGMMA_SHAPE(16)
-WGMMA_SHAPE(24)
-WGMMA_SHAPE(32)
-WGMMA_SHAPE(40)
-WGMMA_SHAPE(48)
-WGMMA_SHAPE(56)
-WGMMA_SHAPE(64)
-WGMMA_SHAPE(72)
-WGMMA_SHAPE(80)
-WGMMA_SHAPE(88)
-WGMMA_SHAPE(96)
-WGMMA_SHAPE(104)
-WGMMA_SHAPE(112)
-WGMMA_SHAPE(120)
-WGMMA_SHAPE(128)
-WGMMA_SHAPE(136)
-WGMMA_SHAPE(144)
-WGMMA_SHAPE(152)
-WGMMA_SHAPE(160)
-WGMMA_SHAPE(168)
-WGMMA_SHAPE(176)
-WGMMA_SHAPE(184)
-WGMMA_SHAPE(192)
-WGMMA_SHAPE(200)
-WGMMA_SHAPE(208)
-WGMMA_SHAPE(216)
-WGMMA_SHAPE(224)
-WGMMA_SHAPE(232)
-WGMMA_SHAPE(240)
-WGMMA_SHAPE(248)
-WGMMA_SHAPE(256)
+WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -847,11 +622,94 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 }  // namespace flashgen
 #endif
+// ---- flashgen/ring.cuh
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+
+namespace flashgen {
+
+// A position in a ring: the number of slots passed so far.
+template <i32 slots>
+struct RingPlace {
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // The parity of the round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+};
+
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // Advances by at most the number of slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
+  }
+};
+
+template <i32 slots>
+struct Ring {
+  using Where = RingPlace<slots>;
+
+  // The address of its barriers: full ones, then empty ones.
+  u32 barriers;
+
+  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
+  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+#pragma unroll
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    }
+  }
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival per warp, once all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
+  }
+};
+
+// ---- flashgen/product.cuh
+// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
+
+template <i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
+    }
+  }
+}
+
 // ---- flashgen/panel.cuh
 // Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
-
-namespace flashgen {
 
 constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kWarpRows = 16;
@@ -888,6 +746,12 @@ struct PanelTile {
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
+  FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
+#pragma unroll
+    for (i32 p = 0; p < panels; ++p)
+      tma_store_4d(&map, address + p * panel_stride, p * panel_cols, row, head, sequence);
+  }
 
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
   FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
@@ -901,12 +765,6 @@ struct PanelTile {
     return matrix_descriptor(address, panel_stride, kSwizzleBytes, Swizzle::bytes_128);
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
-
-  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
-  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
-    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
-                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
-  }
 };
 
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
@@ -959,6 +817,212 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   }
   wgmma_commit();
 }
+
+// ---- flashgen/band.cuh
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+struct Range {
+  i32 begin, end;
+};
+
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
+// The plan says which bounds exist. Their values are kernel parameters.
+template <bool has_lower, bool has_upper>
+struct Band {
+  static constexpr bool is_bounded = has_lower || has_upper;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // All heads and sequences have the same band.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    end = smaller(end, q_end + upper);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+};
+
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  return allowed;
+}
+
+// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
+// at once.
+template <bool has_lower, bool has_upper, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
+                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
+                               Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
+    }
+  }
+}
+
+// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
+// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
+// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
+// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                    Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::has_rest) {
+#pragma unroll 1
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
+      constexpr i32 at_once = Mask::is_light ? 4 : 1;
+      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+#pragma unroll 1
+      for (i32 begin = 0; begin < count; begin += at_once) {
+#pragma unroll
+        for (i32 i = begin; i < begin + at_once; ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
+template <i32 column_blocks>
+FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
+    }
+  }
+}
+
+// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
+// computed first.
+template <class Mask>
+constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
+// As mask_pairs(), for a mask that is not a band.
+template <class Mask, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
+                               i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
+    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                             mask.query_at(first_q + thread.row() + 8)};
+    const i32 first_column = first_key + thread.column();
+    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+    const auto allowed_by_order = [&](i32 h) {
+      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
+    };
+    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
+#pragma unroll
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_rest(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
+      }
+    }
+  } else {
+    u32 forbidden[2];
+    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
+    put_where(values, value, forbidden);
+  }
+}
+
+// ---- flashgen/sm90/key_tile.cuh
+// Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
+// that keep keys. A tile is what the producer announces to the other warps.
+
+// A step of the loop over queries: a block of queries of one head of the group that shares the keys.
+struct QueryStep {
+  i32 member;
+  i32 block;
+};
+
+// ---- flashgen/sm90/backward_scores.cuh
+// Probabilities P of transposed scores, and the factor of dS: the Score policy of the backward kernels.
+//
+//     dS = factor (dP - D),   factor = P times the slope of the score
+//
+// Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
+// beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
+
+// Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
+struct NoScore {
+  static constexpr bool presets_lse = true;
+  // What is loaded for a block's pairs while its products are under way.
+  template <i32 queries>
+  struct Pairs {};
+
+  template <i32 queries, class Params, class Tile>
+  FLASHGEN_DEVICE static Pairs<queries> load(const Params&, const Tile&, QueryStep, i32, i32, Thread) {
+    return {};
+  }
+
+  // Where rows are queries: the factors of dS take the place of the scores.
+  template <i32 keys, class Params, class Tile>
+  FLASHGEN_DEVICE static void take_factors(Strip<keys>& scores, const Params& p, const Tile&,
+                                           const float (&)[2], i32, i32, Thread) {
+#pragma unroll
+    for (i32 i = 0; i < keys / 2; ++i) scores[i] = exp2_approx(scores[i] * p.scale_log2);
+  }
+};
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
@@ -1026,362 +1090,664 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-// ---- flashgen/backward_step_sm90.cuh
-// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
-// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
+// ---- flashgen/sm90/backward_products.cuh
+// What the backward mainloops do with fragments: accumulators that are preset, products in parts, dS.
+//
+// A part of a product is a group of its own, so that it runs while the next one's operand is computed.
 
-// Rounds pairs of neighbours along a row.
-template <class T, i32 count>
-FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&strip)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
-}
-
-// P = exp(S - L) of products from which L has been subtracted.
+// The same with a float for each of a lane's two rows.
 template <i32 count>
-FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
+FLASHGEN_DEVICE void preset_rows(float (&strip)[count], const float (&rows)[2]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
-}
-
-// Marks forbidden pairs in P, or in P times a slope: values that do not occur otherwise. In P it must be a
-// zero.
-constexpr u32 kForbidden = 0x80000000u;
-
-// dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
-// depend on dP, even if that is NaN.
-template <u32 forbidden, i32 count>
-FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
+  for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
+  wgmma_pin(strip);
 }
 template <i32 count>
-FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
+FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
+  clear(strip);
+  wgmma_pin(strip);
+}
+
+// ---- flashgen/sm90/failed_tiles.cuh
+// Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//
+// A mask gives a pair the probability 0, but 0 * NaN is NaN: a NaN in V, K, Q or dO reaches all results of
+// the tiles that it meets in a product. Such data are rare, so the mainloops do not look for them. The
+// epilogues check what they store, and flag tiles that are not finite. backward_repair.cuh computes these
+// again, pair by pair. Without a mask nothing is to be checked, because all pairs are allowed.
+
+// Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
+// and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
+template <bool has_mask, class Params>
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+}
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
+// operands reach all rows that they must not reach.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] *= p[i];
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
-// ---- flashgen/contain.cuh
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
-// non-finite value in a key that a query may not attend to would reach the query through any tile that the
-// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
-// non-finite values are cleared before the product, and the results they should have reached become NaN
-// afterwards.
+// ---- flashgen/sm90/forward_config.cuh
+// The sizes of a forward kernel for Hopper. The plan chooses them.
 
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
-// through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
-// every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
-                                             GlobalRows<const typename Tile::Element> source, Range keys,
-                                             const Mask& mask, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
-#pragma unroll 1
-  for (i32 column = thread.index(); column < head_dim; column += threads) {
-#pragma unroll 1
-    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
-      const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
-          !is_non_finite(*source.at(key, column)))
-        continue;
-#pragma unroll 1
-      for (i32 q = first_q; q < end_q; ++q) {
-        if (mask.allows(q, key))
-          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
-      }
-    }
-  }
-}
-
-// ---- flashgen/ring.cuh
-// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
-// one that ends a phase when the slot is full, one when it is empty again.
-
-// A position in a ring: the number of slots passed so far.
-template <i32 slots>
-struct RingPlace {
-  u32 count = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // The parity of the round.
-  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+struct ForwardSm90Config {
+  i32 head_dim;        // of Q and K, rounded up to 16: TMA fills the rest with zeros
+  i32 head_dim_v;      // of V and O, likewise
+  i32 stored_columns;  // of O
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_stages;
+  i32 k_stages;
+  i32 v_stages;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache.
+  i32 section_heads;
+  bool longest_first;
+  // Exponentials relative to a reference maximum that is set once, not to the running maximum.
+  bool anchored;
+  // The exponentials of a step overlap the warpgroup's own P V. Otherwise they overlap other warpgroups'
+  // products.
+  bool overlaps_own_products;
+  // O has its own tile in shared memory and is stored by TMA.
+  bool stores_by_tma;
+  bool has_lower;
+  bool has_upper;
 };
 
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
+// ---- flashgen/sm90/key_blocks.cuh
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//
+//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
+//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
+//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
+//     no pair of the block is allowed; not all are
 
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
+// The blocks between the first and the last that some query of the tile may attend to. At least one, because
+// a tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
+FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
+  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
+  if (end_q <= tile.first_q) return {0, 1};
+  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
+  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
+}
+
+// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for
+// themselves.
+template <ForwardSm90Config cfg, class Mask>
+struct BandBlocks {
+  static constexpr bool has_mask = Mask::is_bounded;
+  static constexpr bool sends_messages = false;
+  struct Message {};
+
+  i32 block;
+  i32 first_block;
+
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE static Range visited(const Params& p, const Tile& tile) {
+    return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
   }
-};
 
-template <i32 slots>
-struct Ring {
-  using Where = RingPlace<slots>;
-
-  // The address of its barriers: full ones, then empty ones.
-  u32 barriers;
-
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
-  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
-
-  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
-  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
-#pragma unroll
-    for (i32 i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, fillers);
-      mbarrier_init(barriers + 8 * (slots + i), emptiers);
-    }
+  template <class Tile, class Params, class Visit>
+  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Visit& visit) {
+    const Range blocks = visited(p, tile);
+#pragma unroll 1
+    for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
+      visit(block, block == blocks.begin, Message{});
   }
-  // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(empty(at));
+
+  template <class Tile, class Params, class Read>
+  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile, const Read&) {
+    const Range blocks = visited(p, tile);
+    block = blocks.end - 1;
+    first_block = blocks.begin;
+  }
+  template <class Read>
+  FLASHGEN_DEVICE void advance(const Read&) {
+    --block;
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
+  // Rows beyond the last query are computed with the others, but never stored.
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE bool needs_mask(const Params& p, const Tile& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
   }
 };
 
-// ---- flashgen/row_tile.cuh
-// Which tiles of queries, or of keys, a persistent block works on, in order.
+// ---- flashgen/sm90/query_tile.cuh
+// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
+// is the Tile policy of the mainloop.
 
-// A tile of queries of one head of one sequence; the one after the last does not exist.
-struct alignas(16) RowTile {
+// What consumers do with an announced tile.
+enum class TileKind : i32 {
+  // There is no further tile.
+  end,
+  // No further tile is known. One to repeat may follow once all results are checked.
+  pause,
+  normal,
+  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
+  careful,
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseTile {
   i32 first_q;
   i32 head;
   i32 sequence;
-  i32 exists;
-};
+  TileKind kind;
 
-// A tile of keys of one head of keys and values of one sequence.
-struct alignas(16) KeyTile {
-  i32 first_key;
-  i32 head;
-  i32 sequence;
-  // Neither for the one after the last; both but for tiles that no query attends to.
-  bool exists;
-  bool is_attended;
-  // Which part of its steps this is, and how many parts there are.
-  u8 part = 0;
-  u8 parts = 1;
-};
-
-// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
-// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest. The first section has what does not make a whole one:
-// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
-struct SectionPlace {
-  i32 turn;
-  i32 head;
-};
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another: no partial section.
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
-  const i32 odd_heads = tiles / tiles_of_head % section_heads;
-  const i32 even = number - odd_heads * tiles_of_head;
-  if (even < 0) return {number / odd_heads, number % odd_heads};
-  const i32 section = even / (section_heads * tiles_of_head);
-  const i32 rest = even - section * (section_heads * tiles_of_head);
-  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
-}
-
-// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
-// at the same time.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
-  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
-  const i32 of_last = number - before * tiles_of_head;
-  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
-  return {of_last / in_last, before + of_last % in_last};
-}
-
-// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
-// causal mask makes the last ones the longest.
-template <i32 tile_q, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
-  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
-  const i32 sequence = place.head / p.heads_q;
-  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
-}
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
-}
-
-// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
-  const i32 sequence = place.head / p.heads_kv;
-  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
-}
-
-// Draws the number of a block's next tile. Its first tile has the block's own number.
-template <class Params>
-FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
-  return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
-}
-
-// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
-// launch.
-template <class Params>
-FLASHGEN_DEVICE void leave_counters(const Params& p) {
-  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(p.counter, 0u);
-    store_release(p.counter + 1, 0u);
+  // How many queries and keys the sequence has, and how many rows of results.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
   }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+    return p.len_kv;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
+    return p.len_q;
+  }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+    return Mask::of(p, sequence, head);
+  }
+
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+    q.load(p.q_map, barrier, first_q, head, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
+  }
+};
+
+// ---- flashgen/sm90/tile_scheduler.cuh
+// Which tile of queries a persistent block computes next.
+//
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
+// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
+
+// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
+// tiles.
+struct HeadPlace {
+  i32 head;
+  i32 tile;
+};
+
+// Tile `number` of `heads` heads with `tiles` tiles each.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE HeadPlace place_in_sections(i32 number, i32 heads, i32 tiles) {
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
+  const i32 partial = heads % cfg.section_heads, rest = number - partial * tiles;
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = cfg.section_heads;
+    first_head = partial + rest / (section * tiles) * section;
+    number = rest % (section * tiles);
+  }
+  const i32 turn = number / section;
+  return {first_head + number % section, cfg.longest_first ? tiles - 1 - turn : turn};
 }
 
-// ---- flashgen/backward_wide_sm90.cuh
-// Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's
-// registers. One kernel keeps keys and computes dK and dV, the other one keeps queries and computes dQ.
+// Drawing numbers is the same for all kinds of tiles.
+template <class Params>
+struct TileCounter {
+  const Params& p;
 
-// ---- dK and dV. Scores are transposed, and both consumers work on all keys of the tile. One computes P and
-// dV, and passes P on. The other one computes dS and dK.
+  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
+  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const {
+    if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+      store_release(p.counter, 0u);
+      store_release(p.counter + 1, 0u);
+    }
+  }
+};
 
-// ---- dQ. The rows of scores are queries, 64 per consumer. Each step takes a tile of keys.
+// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
+// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
+// lane of the scheduler those of one sequence, 32 sequences at a time.
+template <ForwardSm90Config cfg, class Params, class Tile>
+struct TileScheduler : TileCounter<Params> {
+  using Rows = typename Tile::Rows;
+
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
+  i32 group = 0;
+  i32 tiles_before = 0;
+
+  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
+    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+  }
+
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
+    const Params& p = this->p;
+    const i32 groups = ceil_div(p.batch, kWarpSize);
+    // A repeated tile may lie before the current sequences.
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; p.q_tiles >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
+      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * p.heads_q;
+#pragma unroll
+      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+        const i32 other = shuffle(end, (thread.lane - distance) & 31);
+        if (thread.lane >= distance) end += other;
+      }
+      const u32 later = warp_ballot(number < tiles_before + end);
+      if (later != 0) {
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
+        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
+        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
+        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
+      }
+      tiles_before += shuffle(end, kWarpSize - 1);
+    }
+    return {{0, 0, 0, TileKind::end, {}}};
+  }
+};
+
+// All sequences have the same length.
+template <ForwardSm90Config cfg, class Params>
+struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
+    const Params& p = this->p;
+    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
+    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
+    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
+  }
+};
+
+// ---- flashgen/sm90/backward_query_mainloop.cuh
+// The backward pass on Hopper, for heads wider than 128: dQ. backward_keys_mainloop.cuh computes dK and dV.
+//
+// A block keeps 128 queries, and each of two warpgroups owns 64 of them. The kernel loops over blocks of
+// keys, like the forward kernel, whose tiles, scheduler and blocks it shares. Rows of scores are queries, so
+// dS in registers is the left operand of dQ += dS K. Line numbers in comments are those of Algorithm 2 of the
+// FlashAttention-2 paper.
+//
+//     tensor cores   | dQ(i-1), S(i) = Q K^T | dP(i) = dO V^T      |
+//     other units    |                       | P(i) = exp(S - L)   | dS(i) = P (dP - D), round
 
 struct BackwardQueryConfig {
   i32 head_dim;
   i32 head_dim_v;
   i32 tile_q;
   i32 tile_kv;
-  i32 k_slots;
-  i32 v_slots;
+  i32 k_stages;
+  i32 v_stages;
+  // Queries per row of row_stats.
   i32 stats_rows;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
+  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
   i32 section_heads;
   bool longest_first;
   bool has_lower;
   bool has_upper;
 };
 
-template <BackwardQueryConfig cfg, class T>
-struct BackwardQueryShape {
+// The same tiles as the forward kernel's config has them, for its scheduler and its blocks of keys.
+template <BackwardQueryConfig cfg>
+constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
+                                           .tile_kv = cfg.tile_kv,
+                                           .consumers = cfg.consumers,
+                                           .section_heads = cfg.section_heads,
+                                           .longest_first = cfg.longest_first};
+
+// dO and the statistics of a tile of queries, and where its dQ goes.
+struct DenseGradientTile : DenseTile {
+  template <class DOTile, class Params>
+  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
+    dout.load(p.dout_map, barrier, first_q, head, sequence);
+  }
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
+  // used.
+  template <i32 rows, class Params>
+  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
+    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
+    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
+    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
+  }
+  template <class Params>
+  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
+  }
+};
+
+template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
+          class Score>
+struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
-  static_assert((cfg.k_slots & (cfg.k_slots - 1)) == 0 && (cfg.v_slots & (cfg.v_slots - 1)) == 0,
-                "K and V share a slot counter");
+  static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
+                "one counter gives the slots of K and V, because each counter takes uniform registers");
   static_assert(cfg.stats_rows == kWarpgroupRows, "a row of statistics holds one consumer's queries");
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using QRing = Ring<1>;
+  using DORing = Ring<1>;
+  using KRing = Ring<cfg.k_stages>;
+  using VRing = Ring<cfg.v_stages>;
+  using TileRing = Ring<2>;
+  using Message = typename Blocks::Message;
   using Scores = Strip<cfg.tile_kv>;
-  using RoundedScores = Rounded<cfg.tile_kv>;
-  using DQ = Strip<cfg.head_dim>;
-
-  // L and D of a consumer's queries.
-  static constexpr i32 stats_bytes = 2 * kWarpgroupRows * 4;
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
-};
+  // L and D of a consumer's queries.
+  static constexpr i32 statistics_bytes = 2 * kWarpgroupRows * 4;
 
-// A tile of queries as the producer announces it.
-struct QueryTile {
-  RowTile rows;
-  // Whether some query of it attends to some key.
-  i32 attends;
-};
+  struct Shared {
+    u8* base;
+    u32 start;
 
-// Initializes each row of a strip with one value.
-template <i32 count>
-FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
-}
-
-// ---- Non-finite values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a
-// row's 16 bytes, so that a column's values are one warp's.
-
-template <class T, i32 warps>
-FLASHGEN_DEVICE bool is_column_of_warp(i32 column, i32 warp) {
-  constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  return column / elements % warps == warp;
-}
-
-// Calls `visit(chunk)` for those of the warp's chunks that are the lane's, in shared memory from `base` on.
-template <i32 warps, class Tile, class Visit>
-FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread thread, const Visit& visit) {
-#pragma unroll 1
-  for (i32 chunk = warp; chunk < 8 * Tile::panels; chunk += warps) {
-#pragma unroll 2
-    for (i32 row = thread.lane; row < Tile::rows; row += kWarpSize)
-      visit(*reinterpret_cast<Vec16*>(base + (tile.chunk_at(row, chunk) - shared_address(base))));
-  }
-}
-
-// Whether a lane's chunks hold NaN or infinities.
-template <i32 warps, class Tile>
-FLASHGEN_DEVICE bool holds_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  u32 signs = 0;
-  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
-    const Vec16 read = chunk;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(read.words[w]);
-  });
-  return signs != 0;
-}
-
-// Replaces them by 0.
-template <i32 warps, class Tile>
-FLASHGEN_DEVICE void clear_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {
-#pragma unroll 1
-    for (i32 w = 0; w < 4; ++w) {
-      u32& word = chunk.words[w];
-      word &= ~((non_finite_signs<typename Tile::Element>(word) >> 15) * 0xffffu);
+    FLASHGEN_DEVICE QTile q() const { return {start + Smem::kQ}; }
+    FLASHGEN_DEVICE DOTile dout() const { return {start + Smem::kDo}; }
+    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+      return KTile{start + Smem::kK}.slot(at.slot());
     }
-  });
-}
+    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+      return VTile{start + Smem::kV}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+    FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
+    FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+    FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+    FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+    FLASHGEN_DEVICE float* statistics(i32 consumer) const {
+      return reinterpret_cast<float*>(base + Smem::kStats + consumer * statistics_bytes);
+    }
+    // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
+    FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+      return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+    }
+    FLASHGEN_DEVICE Message& message(typename KRing::Where at) const
+      requires Blocks::sends_messages
+    {
+      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+    }
+    FLASHGEN_DEVICE void init() const {
+      // All lanes read statistics and what is announced, and each gives them back.
+      q_ring().init(1, kWarpSize * consumer_warps);
+      do_ring().init(1, consumer_warps);
+      k_ring().init(1, consumer_warps);
+      v_ring().init(1, consumer_warps);
+      tile_ring().init(1, kWarpSize * consumer_warps);
+      fence_mbarrier_init();
+    }
+  };
+
+  // ---- The producer. Only one lane waits and copies: another lane that came late to a barrier could miss a
+  // phase.
+
+  struct Producer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    bool elected;
+    typename QRing::Where q_at;
+    typename KRing::Where k_at;
+    typename VRing::Where v_at;
+    typename TileRing::Where tile_at;
+
+    // Line 3: load Q_i, L_i, D_i.
+    FLASHGEN_DEVICE void load_queries(const Tile& tile) {
+      const u32 full = shared.q_ring().full(q_at);
+      shared.q_ring().wait_empty(q_at);
+      mbarrier_arrive_expect_tx(full, QTile::bytes + cfg.consumers * statistics_bytes);
+      tile.load_q(shared.q(), p, full);
+      for (i32 consumer = 0; consumer < cfg.consumers; ++consumer)
+        tile.template load_statistics<cfg.stats_rows>(shared_address(shared.statistics(consumer)), p, full,
+                                                      consumer);
+    }
+    FLASHGEN_DEVICE void load_gradients(const Tile& tile) {
+      shared.do_ring().wait_empty(q_at);
+      mbarrier_arrive_expect_tx(shared.do_ring().full(q_at), DOTile::bytes);
+      tile.load_dout(shared.dout(), p, shared.do_ring().full(q_at));
+    }
+    // Line 6: load K_j, V_j; and dO_i before the first V_j.
+    FLASHGEN_DEVICE void load_block(const Tile& tile, i32 block, const Message& message, bool is_first) {
+      if (elected) {
+        shared.k_ring().wait_empty(k_at);
+        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
+        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+        if (is_first) load_gradients(tile);
+        shared.v_ring().wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv, thread);
+      }
+      k_at.advance();
+      v_at.advance();
+    }
+
+    FLASHGEN_DEVICE void run() {
+      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
+      if (elected) {
+        prefetch_tensormap(&p.q_map);
+        prefetch_tensormap(&p.k_map);
+        prefetch_tensormap(&p.v_map);
+        prefetch_tensormap(&p.dout_map);
+      }
+      for (i32 number = scheduler.first();;) {
+        const Tile tile = {scheduler.tile(number, thread)};
+        if (elected) {
+          shared.tile_ring().wait_empty(tile_at);
+          shared.tile(tile_at) = tile;
+          mbarrier_arrive(shared.tile_ring().full(tile_at));
+        }
+        tile_at.advance();
+        if (tile.kind == TileKind::end) break;
+        if (elected) load_queries(tile);
+        bool is_first = true;
+        Blocks::for_each(p, tile, thread, [&](i32 block, bool, const Message& message) {
+          load_block(tile, block, message, is_first);
+          is_first = false;
+        });
+        q_at.advance();
+        number = shuffle(elected ? scheduler.draw() : 0, 0);
+      }
+      if (elected) scheduler.leave();
+    }
+  };
+
+  // ---- A consumer
+
+  struct Consumer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    // Which consumer this is.
+    i32 number;
+    typename QRing::Where q_at;
+    // The position in the rings of K and V. dQ is one step behind.
+    typename KRing::Where k_at;
+    typename TileRing::Where tile_at;
+    Blocks blocks;
+    // L and D of the lane's two rows.
+    float lse[2];
+    float dsum[2];
+    Strip<cfg.head_dim> dq;
+    Rounded<cfg.tile_kv> ds;
+
+    FLASHGEN_DEVICE typename VRing::Where v_at() const { return {k_at.count}; }
+    FLASHGEN_DEVICE Message read_message() {
+      if constexpr (Blocks::sends_messages) {
+        shared.k_ring().wait_full(k_at);
+        // One lane reads for all, and the release of the slot by one lane is enough.
+        Message read = {};
+        if (thread.lane == 0) read = shared.message(k_at);
+        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+      } else {
+        return {};
+      }
+    }
+    FLASHGEN_DEVICE void read_statistics() {
+      const float* const rows = shared.statistics(number) + thread.warp % 4 * kWarpRows + thread.row();
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        lse[h] = rows[8 * h];
+        dsum[h] = rows[kWarpgroupRows + 8 * h];
+      }
+    }
+
+    // ---- The parts of a step
+
+    // Line 7: S_ij = Q_i K_j^T - L_i.
+    FLASHGEN_DEVICE void issue_scores(Scores& scores) {
+      shared.k_ring().wait_full(k_at);
+      if constexpr (Score::presets_lse) {
+        preset_rows(scores, lse);
+      } else {
+        preset_zero(scores);
+      }
+      issue_over_columns(scores, shared.q().from_row(number * kWarpgroupRows), shared.k(k_at));
+    }
+    // Line 9: dP_ij = dO_i V_j^T - D_i.
+    FLASHGEN_DEVICE void issue_dp(Scores& dp) {
+      shared.v_ring().wait_full(v_at());
+      preset_rows(dp, dsum);
+      issue_over_columns(dp, shared.dout().from_row(number * kWarpgroupRows), shared.v(v_at()));
+    }
+    // Line 11: dQ_i += dS_ij K_j, of the previous step.
+    FLASHGEN_DEVICE void issue_dq() { issue_output(dq, ds, shared.k(k_at.before())); }
+    FLASHGEN_DEVICE void take_dq() {
+      wgmma_pin(dq);
+      shared.k_ring().release(k_at.before(), thread);
+    }
+    // Line 8: P_ij = exp(S_ij - L_i), times the slope of the score.
+    FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
+      wgmma_pin(scores);
+      // Addresses are computed in each step, to save registers.
+      const Thread here = thread.again();
+      if (blocks.is_last()) mbarrier_arrive(shared.q_ring().empty(q_at));
+      const i32 first_q = tile.first_q + (here.warp - 4) * kWarpRows, first_key = blocks.block * cfg.tile_kv;
+      Score::template take_factors<cfg.tile_kv>(scores, p, tile, lse, first_q, first_key, here);
+      // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
+      if (blocks.needs_mask(p, tile, here.warp / 4 - 1))
+        mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
+    }
+    // Line 10: dS_ij = P_ij (dP_ij - D_i).
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors) {
+      wgmma_pin(dp);
+      shared.v_ring().release(v_at(), thread);
+      k_at.advance();
+      if (blocks.is_last()) shared.do_ring().release(q_at, thread);
+#pragma unroll
+      for (i32 i = 0; i < cfg.tile_kv / 4; ++i)
+        ds[i / 4][i % 4] = pack(T{}, dp[2 * i] * factors[2 * i], dp[2 * i + 1] * factors[2 * i + 1]);
+    }
+
+    // ---- The mainloop
+
+    FLASHGEN_DEVICE void run() {
+      while (true) {
+        shared.tile_ring().wait_full(tile_at);
+        const Tile& tile = shared.tile(tile_at);
+        if (tile.kind == TileKind::end) break;
+        const auto read = [&] { return read_message(); };
+        blocks.begin(p, tile, read);
+        shared.q_ring().wait_full(q_at);
+        read_statistics();
+        // Line 4: dQ_i = 0.
+        preset_zero(dq);
+        {
+          Scores scores, dp;
+          issue_scores(scores);
+          shared.do_ring().wait_full(q_at);
+          issue_dp(dp);
+          wgmma_wait<1>();
+          take_scores(scores, tile);
+          wgmma_wait<0>();
+          take_dp(dp, scores);
+        }
+        while (!blocks.is_last()) {
+          blocks.advance(read);
+          Scores scores, dp;
+          // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
+          // are soon free.
+          issue_dq();
+          issue_scores(scores);
+          wgmma_wait<1>();
+          take_dq();
+          issue_dp(dp);
+          wgmma_wait<1>();
+          take_scores(scores, tile);
+          wgmma_wait<0>();
+          take_dp(dp, scores);
+        }
+        issue_dq();
+        wgmma_wait<0>();
+        take_dq();
+        q_at.advance();
+        store(tile);
+        mbarrier_arrive(shared.tile_ring().empty(tile_at));
+        tile_at.advance();
+      }
+    }
+    // Line 14: write dQ_i to global memory.
+    FLASHGEN_DEVICE void store(const Tile& tile) {
+      const Thread here = thread.again();
+      if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
+        flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
+      const float scale[2] = {p.scale, p.scale};
+      write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
+                                   here);
+    }
+  };
+
+  // ---- The kernel
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Shared shared{base, shared_address(base)};
+    if (Thread::current().index() == 0) shared.init();
+    block_sync();
+    // The previous grids may run until here, and the next one may start from here on.
+    griddep_wait();
+    griddep_launch_dependents();
+    // Registers that the producer does not need go to the consumers.
+    const Thread thread = Thread::current().again();
+    if (thread.warp >= 4) {
+      setmaxnreg_inc<cfg.consumer_registers>();
+      // Not of `thread`, because ptxas must see that it is the same for all lanes.
+      Consumer{p, shared, thread, Thread::current().warp / 4 - 1}.run();
+    } else {
+      setmaxnreg_dec<cfg.producer_registers>();
+      if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
+    }
+  }
+};
 
 }  // namespace flashgen
 
-// ---- kernels/backward_query_sm90.cu.j2
+// ---- kernels/hopper/backward.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1391,8 +1757,8 @@ constexpr BackwardQueryConfig kConfig{
     .head_dim_v = 256,
     .tile_q = 128,     // B_r: query rows per tile that a block works on
     .tile_kv = 64,     // B_c: keys per step
-    .k_slots = 2,      // slots for K
-    .v_slots = 1,      // slots for V
+    .k_stages = 2,     // slots for K
+    .v_stages = 1,     // slots for V
     .stats_rows = 64,  // queries per row of row_stats
     .consumers = 2,    // warpgroups that compute, 64 query rows each
     .producer_registers = 24,
@@ -1408,14 +1774,11 @@ struct Params {
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
-  const element_t* k;
   element_t* dq;
   const float* row_stats;  // per tile of queries: -L in units of S, then -D
   u32* counter;            // tiles drawn, then blocks done; 0 between launches
-  i64 k_batch;             // strides are in elements
-  i64 k_row;
-  i64 k_head;
-  i64 dq_batch;
+  u32* failed_tiles;       // flags of tiles of dQ, then of dK and dV, that are not finite
+  i64 dq_batch;            // strides are in elements
   i64 dq_row;
   i64 dq_head;
   i32 heads_q;
@@ -1425,415 +1788,35 @@ struct Params {
   i32 group;       // query heads per key/value head
   i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   i32 band_upper;
-  i32 q_tiles;  // tiles of queries of one head
-  i32 tiles;    // tiles of all heads of all sequences
+  i32 q_tiles;      // tiles of queries of one head
+  i32 tiles;        // tiles of all heads of all sequences
+  i32 query_flags;  // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
 
-namespace smem {
-constexpr u32 kQ = 0;               // Q_i
-constexpr u32 kDo = 65536;          // dO_i
-constexpr u32 kK = 131072;          // K_j, 2 slots
-constexpr u32 kV = 196608;          // V_j, 1 slots
-constexpr u32 kStats = 229376;      // of each consumer -L_i in units of S, and -D_i
-constexpr u32 kQBarriers = 230400;  // full and empty barriers of each slot
-constexpr u32 kDoBarriers = 230528;
-constexpr u32 kKBarriers = 230656;
-constexpr u32 kVBarriers = 230784;
-constexpr u32 kTileBarriers = 230912;
-constexpr u32 kTiles = 231040;        // the next tiles of queries
-constexpr u32 kScoresTaken = 231168;  // all consumers have their scores of K_j
-constexpr u32 kInspected = 231296;    // non-finite values of K_j are cleared
-constexpr u32 kWritten = 231424;      // dQ of a tile of queries is in global memory
-
-}  // namespace smem
-
-using Shape = BackwardQueryShape<kConfig, element_t>;
-using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
-
-using QRing = Ring<1>;
-using DORing = Ring<1>;
-using KRing = Ring<kConfig.k_slots>;
-using VRing = Ring<kConfig.v_slots>;
-using TileRing = Ring<2>;
-// Where V_j lies, by where K_j does.
-FLASHGEN_DEVICE VRing::Where values_at(KRing::Where at) { return {at.count}; }
-
-// Everything that the warps of a block share.
-struct Shared {
-  u8* base;
-  Shape::QTile q;
-  Shape::DOTile dout;
-  Shape::KTile k;
-  Shape::VTile v;
-  QRing q_ring;
-  DORing do_ring;
-  KRing k_ring;
-  VRing v_ring;
-  TileRing tile_ring;
-  QueryTile* tiles;  // what the slots of tile_ring hold
-
-  FLASHGEN_DEVICE static Shared at(u8* base) {
-    const u32 start = shared_address(base);
-    return {base,
-            {start + smem::kQ},
-            {start + smem::kDo},
-            {start + smem::kK},
-            {start + smem::kV},
-            {start + smem::kQBarriers},
-            {start + smem::kDoBarriers},
-            {start + smem::kKBarriers},
-            {start + smem::kVBarriers},
-            {start + smem::kTileBarriers},
-            reinterpret_cast<QueryTile*>(base + smem::kTiles),
-    };
-  }
-  // Of a consumer's queries: what they subtract from their logits, then -D.
-  FLASHGEN_DEVICE float* stats(i32 consumer) const {
-    return reinterpret_cast<float*>(base + smem::kStats + consumer * Shape::stats_bytes);
-  }
-  // End when all have the scores of a slot of K, and when the inspectors are done with the slot.
-  FLASHGEN_DEVICE u32 scores_taken(i32 slot) const { return shared_address(base + smem::kScoresTaken) + 8 * slot; }
-  FLASHGEN_DEVICE u32 inspected(i32 slot) const { return shared_address(base + smem::kInspected) + 8 * slot; }
-  // Ends when all results of a tile of queries have been written.
-  FLASHGEN_DEVICE u32 written(TileRing::Where at) const {
-    return shared_address(base + smem::kWritten) + 8 * at.slot();
-  }
+struct Smem {
+  static constexpr u32 kQ = 0;               // Q_i
+  static constexpr u32 kDo = 65536;          // dO_i
+  static constexpr u32 kK = 131072;          // K_j, 2 slots
+  static constexpr u32 kV = 196608;          // V_j, 1 slots
+  static constexpr u32 kStats = 229376;      // of each consumer -L_i in units of S, and -D_i
+  static constexpr u32 kQBarriers = 230400;  // full and empty barriers of each slot
+  static constexpr u32 kDoBarriers = 230528;
+  static constexpr u32 kKBarriers = 230656;
+  static constexpr u32 kVBarriers = 230784;
+  static constexpr u32 kTileBarriers = 230912;
+  static constexpr u32 kTiles = 231040;  // the next tiles of queries
 };
 
-FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
-  return Mask::of(p, rows.sequence, rows.head);
-}
-FLASHGEN_DEVICE i32 end_q(const Params& p, const RowTile& rows) {
-  return smaller(rows.first_q + kConfig.tile_q, p.len_q);
-}
-// The tiles of keys between the first and the last that some query of the tile may attend to.
-FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
-  return mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
-}
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-// Those that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
-FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
-  return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
-}
+using Scoring = NoScore;
 
-// ---- The producer: one warp that draws tiles of queries and loads Q, dO and their statistics by TMA, and for each
-// of their steps K and V. Only one lane waits and copies: another lane that came late to a barrier could miss a
-// phase.
-FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
-  const Shared shared = Shared::at(base);
-  const bool elected = thread.lane == 0;
-  QRing::Where q_at;
-  KRing::Where k_at;
-  VRing::Where v_at;
-  TileRing::Where tile_at;
-  if (elected) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-    prefetch_tensormap(&p.dout_map);
-  }
-
-  // Line 3: load Q_i, L_i, D_i.
-  const auto load_queries = [&](const RowTile& rows) {
-    constexpr i32 part = kConfig.stats_rows, floats = 2 * part;
-    const i32 parts = ceil_div(p.len_q, part);
-    const float* const stats =
-        p.row_stats + (static_cast<i64>(rows.sequence) * p.heads_q + rows.head) * parts * floats;
-    const u32 full = shared.q_ring.full(q_at);
-    shared.q_ring.wait_empty(q_at);
-    mbarrier_arrive_expect_tx(full, Shape::QTile::bytes + kConfig.consumers * Shape::stats_bytes);
-    shared.q.load(p.q_map, full, rows.first_q, rows.head, rows.sequence);
-    // If all queries of a consumer lie beyond the end, loads the last part instead, which is not used.
-    for (i32 i = 0; i < kConfig.consumers; ++i) {
-      const i32 number = smaller(rows.first_q / part + i, parts - 1);
-      bulk_load(shared_address(shared.stats(i)), stats + number * floats, Shape::stats_bytes, full);
-    }
-  };
-  const auto load_gradients = [&](const RowTile& rows) {
-    const u32 full = shared.do_ring.full(q_at);
-    shared.do_ring.wait_empty(q_at);
-    mbarrier_arrive_expect_tx(full, Shape::DOTile::bytes);
-    shared.dout.load(p.dout_map, full, rows.first_q, rows.head, rows.sequence);
-  };
-
-  i32 number = block_idx_x();
-  while (true) {
-    const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-    const Range keys = rows.exists ? keys_of(p, rows) : Range{0, 0};
-    const bool attends = keys.size() > 0;
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = {rows, attends};
-      mbarrier_arrive(shared.tile_ring.full(tile_at));
-    }
-    tile_at.advance();
-    if (!rows.exists) break;
-    const i32 head_kv = rows.head / p.group;
-    if (elected && attends) load_queries(rows);
-
-    // Line 6: load K_j, V_j; and dO_i before the first V_j.
-    bool has_gradients = false;
-    const auto load_keys = [&](i32 tile) {
-      if (elected) {
-        shared.k_ring.wait_empty(k_at);
-        mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
-        const u32 k_full = shared.k_ring.full(k_at), v_full = shared.v_ring.full(v_at);
-        shared.k.slot(k_at.slot()).load(p.k_map, k_full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-        if (!has_gradients) load_gradients(rows);
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(v_full, Shape::VTile::bytes);
-        shared.v.slot(v_at.slot()).load(p.v_map, v_full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-      }
-      has_gradients = true;
-      k_at.advance();
-      v_at.advance();
-    };
-    for (i32 tile = keys.begin; tile < keys.end; ++tile) load_keys(tile);
-    if (attends) q_at.advance();
-    number = shuffle(elected ? draw_tile(p) : 0, 0);
-  }
-  if (elected) leave_counters(p);
-}
-
-// ---- The inspectors: three warps that search the tiles of K that the mask cuts for non-finite values. S needs these
-// values, and dQ = dS K must not spread them, so they are cleared between the two products. Where they should have
-// reached dQ, NaN is written afterwards.
-
-// Puts NaN into those results of a tile that a non-finite value of a key that they attend to would have reached: where it
-// was taken out, dS is 0 or no number. Each inspector has columns of its own.
-constexpr i32 kInspectors = 3;
-FLASHGEN_DEVICE void mark_non_finite_results(const Params& p, const RowTile& rows, i32 warp, Thread thread) {
-  const Mask mask = mask_of(p, rows);
-  const Range keys = keys_of(p, rows);
-  const element_t* const k = p.k + rows.sequence * p.k_batch + rows.head / p.group * p.k_head;
-  element_t* const dq = p.dq + rows.sequence * p.dq_batch + rows.head * p.dq_head;
-  for (i32 key = keys.begin * kConfig.tile_kv; key < smaller(keys.end * kConfig.tile_kv, p.len_kv); ++key) {
-    for (i32 column = thread.lane; column < kConfig.head_dim; column += kWarpSize) {
-      if (!is_column_of_warp<element_t, kInspectors>(column, warp) || !is_non_finite(k[key * p.k_row + column])) continue;
-      for (i32 q = rows.first_q; q < end_q(p, rows); ++q) {
-        if (mask.allows(q, key)) dq[q * p.dq_row + column] = not_a_number<element_t>();
-      }
-    }
-  }
-}
-
-FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
-  const Shared shared = Shared::at(base);
-  const i32 warp = thread.warp - 1;
-  KRing::Where k_at;
-  TileRing::Where tile_at;
-  // Of the tile of queries.
-  bool has_found = false;
-  // Clears non-finite values from the slot of K if the mask cuts it.
-  const auto inspect_slot = [&](bool is_cut) {
-    const i32 slot = k_at.slot();
-    const Shape::KTile keys = shared.k.slot(slot);
-    const bool is_non_finite = is_cut && warp_any(holds_non_finite_values<kInspectors>(shared.base, keys, warp, thread));
-    // Also if nothing is to be done, so that no phase passes unnoticed.
-    mbarrier_wait(shared.scores_taken(slot), k_at.parity());
-    if (is_non_finite) {
-      clear_non_finite_values<kInspectors>(shared.base, keys, warp, thread);
-      fence_proxy_async_shared();
-      has_found = true;
-    }
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared.inspected(slot));
-    shared.k_ring.release(k_at, thread);
-    k_at.advance();
-  };
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = shared.tiles[tile_at.slot()];
-    if (!tile.rows.exists) break;
-    has_found = false;
-    const Range keys = keys_of(p, tile.rows), uncut = uncut_keys(p, tile.rows);
-    for (i32 key_tile = keys.begin; key_tile < keys.end; ++key_tile) {
-      shared.k_ring.wait_full(k_at);
-      inspect_slot(!uncut.has(key_tile));
-    }
-    mbarrier_wait(shared.written(tile_at), tile_at.parity());
-    if (has_found) mark_non_finite_results(p, tile.rows, warp, thread.again());
-    mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    tile_at.advance();
-  }
-}
-
-// ---- A consumer: a warpgroup that owns 64 of the tile's queries.
-FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
-  const Shared shared = Shared::at(base);
-  // Which consumer this is, and where its warps' queries begin within a tile.
-  const i32 consumer = thread.warp / 4 - 1;
-  const i32 strip_row = consumer * kWarpgroupRows;
-  const i32 warp_row = strip_row + thread.warp % 4 * kWarpRows;
-  const Shape::QTile strip_q = shared.q.from_row(strip_row);
-  const Shape::DOTile strip_dout = shared.dout.from_row(strip_row);
-  QRing::Where q_at;
-  // The position in the rings of K and V. dQ is one step behind.
-  KRing::Where k_at;
-  TileRing::Where tile_at;
-
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = shared.tiles[tile_at.slot()];
-    if (!tile.rows.exists) break;
-    const i32 first_q = tile.rows.first_q;
-    bool goes_on = tile.attends;
-    i32 key_tile = 0;
-    bool is_cut = false;
-    Range keys = keys_of(p, tile.rows);
-    const i32 row = first_q + strip_row;
-    const Range full_keys = mask_of(p, tile.rows).full_key_tiles(
-        row, larger(row + 1, smaller(row + kWarpgroupRows, p.len_q)), kConfig.tile_kv);
-    const auto take_step = [&]() {
-      key_tile = keys.begin++;
-      is_cut = !full_keys.has(key_tile) || (key_tile + 1) * kConfig.tile_kv > p.len_kv;
-      goes_on = keys.size() > 0;
-    };
-
-    // Line 4: dQ_i = 0.
-    Shape::DQ dq;
-    clear(dq);
-    wgmma_pin(dq);
-    if (goes_on) {
-      shared.q_ring.wait_full(q_at);
-      // L_i and D_i of this lane's two rows.
-      const float* const stats = shared.stats(consumer) + thread.warp % 4 * kWarpRows + thread.row();
-      const float lse[2] = {stats[0], stats[8]};
-      const float dsum[2] = {stats[kWarpgroupRows], stats[kWarpgroupRows + 8]};
-      // Line 7: S_ij = Q_i K_j^T - L_i.
-      const auto multiply_keys = [&](Shape::Scores& scores) {
-        shared.k_ring.wait_full(k_at);
-        spread_rows(scores, lse);
-        wgmma_pin(scores);
-        issue_over_columns(scores, strip_q, shared.k.slot(k_at.slot()));
-      };
-      // Line 9: dP_ij = dO_i V_j^T - D_i.
-      const auto multiply_values = [&](Shape::Scores& dp) {
-        shared.v_ring.wait_full(values_at(k_at));
-        spread_rows(dp, dsum);
-        wgmma_pin(dp);
-        issue_over_columns(dp, strip_dout, shared.v.slot(values_at(k_at).slot()));
-      };
-      // Line 8: P_ij = exp(S_ij - L_i).
-      const auto take_scores = [&](Shape::Scores& scores) {
-        wgmma_pin(scores);
-        // Addresses are computed in each step, to save registers.
-        const Thread here = thread.again();
-        take_step();
-        warp_sync();
-        if (here.lane == 0) mbarrier_arrive(shared.scores_taken(k_at.slot()));
-        if (!goes_on) mbarrier_arrive(shared.q_ring.empty(q_at));
-        const i32 key = key_tile * kConfig.tile_kv;
-        exponentials(scores, p.scale_log2);
-        if (is_cut) {
-          mask_keys(blocks_of(scores), float_of(kForbidden),
-                    mask_of(p, tile.rows), first_q + warp_row, key, here);
-        }
-      };
-      // Line 10: dS_ij = P_ij * (dP_ij - D_i).
-      const auto take_values = [&](Shape::Scores& dp, const Shape::Scores& scores, Shape::RoundedScores& ds) {
-        wgmma_pin(dp);
-        shared.v_ring.release(values_at(k_at), thread);
-        k_at.advance();
-        if (!goes_on) shared.do_ring.release(q_at, thread);
-        if (is_cut) {
-          multiply_where_allowed<kForbidden>(dp, scores);
-        } else {
-          multiply_strips(dp, scores);
-        }
-        round_strip<element_t>(ds, dp);
-      };
-      // Line 11: dQ_i += dS_ij K_j.
-      const auto multiply_scores = [&](const Shape::RoundedScores& ds) {
-        mbarrier_wait(shared.inspected(k_at.before().slot()), k_at.before().parity());
-        issue_output(dq, ds, shared.k.slot(k_at.before().slot()));
-      };
-      const auto take_dq = [&]() {
-        wgmma_pin(dq);
-        shared.k_ring.release(k_at.before(), thread);
-      };
-
-      Shape::RoundedScores ds;
-      {
-        Shape::Scores scores, dp;
-        multiply_keys(scores);
-        shared.do_ring.wait_full(q_at);
-        multiply_values(dp);
-        wgmma_wait<1>();
-        take_scores(scores);
-        wgmma_wait<0>();
-        take_values(dp, scores, ds);
-      }
-      while (goes_on) {
-        Shape::Scores scores, dp;
-        // The products queue, so that dQ may be waited for while the scores run: its operands' registers and slot
-        // are soon free.
-        multiply_scores(ds);
-        multiply_keys(scores);
-        wgmma_wait<1>();
-        take_dq();
-        multiply_values(dp);
-        wgmma_wait<1>();
-        take_scores(scores);
-        wgmma_wait<0>();
-        take_values(dp, scores, ds);
-      }
-      multiply_scores(ds);
-      wgmma_wait<0>();
-      take_dq();
-      q_at.advance();
-    }
-
-    // Line 14: write dQ_i to global memory.
-    {
-      const Thread here = thread.again();
-      const i32 row = tile.rows.first_q + (here.warp - 4) * kWarpRows;
-      const float scale[2] = {p.scale, p.scale};
-      const GlobalRows<element_t> results = {
-          p.dq + tile.rows.sequence * p.dq_batch + tile.rows.head * p.dq_head, p.dq_row, p.len_q};
-      write_strip<element_t, kConfig.head_dim>(results, row, dq, scale, here);
-    }
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared.written(tile_at));
-    mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    tile_at.advance();
-  }
-}
+using Blocks = BandBlocks<kQueryTiles<kConfig>, Mask>;
 
 FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  const Thread thread = Thread::current();
-  const Shared shared = Shared::at(base);
-  if (thread.index() == 0) {
-    constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = kInspectors;
-    // What tells of a tile of queries, and their statistics, are read by all lanes, and each gives them back for itself.
-    shared.q_ring.init(1, kWarpSize * consumer_warps);
-    shared.do_ring.init(1, consumer_warps);
-    shared.k_ring.init(1, consumer_warps + inspectors);
-    shared.v_ring.init(1, consumer_warps);
-    shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-    for (i32 slot = 0; slot < kConfig.k_slots; ++slot) {
-      mbarrier_init(shared.scores_taken(slot), consumer_warps);
-      mbarrier_init(shared.inspected(slot), inspectors);
-    }
-    for (u32 slot = 0; slot < 2; ++slot) mbarrier_init(shared.written({slot}), consumer_warps);
-    fence_mbarrier_init();
-  }
-  block_sync();
-
-  // The registers that copying does not need go to those who compute.
-  if (thread.warp < 4) {
-    setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, base);
-    if (thread.warp != 0) inspect(p, base);
-  } else {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    consume(p, base);
-  }
+  BackwardQueryMainloop<kConfig, element_t, Params, Smem, DenseGradientTile, Mask, Blocks, Scoring>::run(p, base);
 }

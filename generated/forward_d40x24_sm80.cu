@@ -25,9 +25,9 @@
 //           564  Walking over the tiles that a mask does not rule out.
 //           601  Streaming tiles between global and shared memory.
 //           756  What a softmax takes exponentials of.
-//           786  The online softmax.
-//           918  What the forward kernel is made of.
-//           979  The kernel: its configuration, parameters and text.
+//           783  The online softmax.
+//           915  What the forward kernel is made of.
+//           976  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -763,9 +763,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.

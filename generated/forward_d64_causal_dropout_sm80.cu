@@ -26,11 +26,11 @@
 //           614  Streaming tiles between global and shared memory.
 //           769  Keeping NaN and infinity where they belong.
 //           853  What a softmax takes exponentials of.
-//           883  The online softmax.
-//          1015  What the forward kernel is made of.
-//          1074  Philox 4x32-10.
-//          1105  Dropout.
-//          1209  The kernel: its configuration, parameters and text.
+//           880  The online softmax.
+//          1012  What the forward kernel is made of.
+//          1071  Philox 4x32-10.
+//          1102  Dropout.
+//          1206  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -860,9 +860,6 @@ FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.

@@ -19,9 +19,9 @@
 //          132  Banded masks.
 //          177  Single elements from floats.
 //          189  What a softmax takes exponentials of.
-//          206  The exponentials of a softmax that subtracts the maximum of each row.
-//          223  Products of float tiles in shared memory, without tensor cores.
-//          327  The kernel: its configuration, parameters and text.
+//          203  The exponentials of a softmax that subtracts the maximum of each row.
+//          220  Products of float tiles in shared memory, without tensor cores.
+//          324  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -196,9 +196,6 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }

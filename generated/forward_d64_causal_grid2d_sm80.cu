@@ -12,21 +12,19 @@
 //            p  49920 to 66560  P_ij
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
-// contents  34  Integer and 16-bit element types, without any CUDA header.
-//           51  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           72  Scalar arithmetic, one instruction each.
-//          110  Element types.
-//          142  Banded masks.
-//          188  Single elements from floats.
-//          200  What a softmax takes exponentials of.
-//          217  The exponentials of a softmax that subtracts the maximum of each row.
-//          234  Products of float tiles in shared memory, without tensor cores.
-//          336  One block for each tile of scores.
-//          483  Communication between blocks and between grids.
-//          489  The kernel: its configuration, parameters and text.
-//          516  The kernel: its configuration, parameters and text.
-//          520  A barrier of all blocks of a grid that was launched cooperatively.
-//          549  The kernel: its configuration, parameters and text.
+// contents  32  Integer and 16-bit element types, without any CUDA header.
+//           49  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           70  Scalar arithmetic, one instruction each.
+//          108  Element types.
+//          140  Banded masks.
+//          186  Single elements from floats.
+//          198  What a softmax takes exponentials of.
+//          212  The exponentials of a softmax that subtracts the maximum of each row.
+//          229  Products of float tiles in shared memory, without tensor cores.
+//          331  One block for each tile of scores.
+//          478  Communication between blocks and between grids.
+//          515  A barrier of all blocks of a grid that was launched cooperatively.
+//          544  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -207,9 +205,6 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }

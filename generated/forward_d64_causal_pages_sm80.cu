@@ -26,11 +26,11 @@
 //           613  Streaming tiles between global and shared memory.
 //           768  Keeping NaN and infinity where they belong.
 //           827  What a softmax takes exponentials of.
-//           857  The online softmax.
-//           989  What the forward kernel is made of.
-//          1048  Keys and values in a cache.
-//          1165  Results of a block that goes over some of the keys.
-//          1218  The kernel: its configuration, parameters and text.
+//           854  The online softmax.
+//           986  What the forward kernel is made of.
+//          1045  Keys and values in a cache.
+//          1162  Results of a block that goes over some of the keys.
+//          1215  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -834,9 +834,6 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.

@@ -25,9 +25,9 @@
 //           599  Streaming tiles between global and shared memory.
 //           752  Keeping NaN and infinity where they belong.
 //           836  What a softmax takes exponentials of.
-//           866  The online softmax.
-//           998  What the forward kernel is made of.
-//          1059  The kernel: its configuration, parameters and text.
+//           863  The online softmax.
+//           995  What the forward kernel is made of.
+//          1056  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -843,9 +843,6 @@ FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.

@@ -3,61 +3,63 @@
 // spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"full","direction":"forward","deterministic":false}
 // rebuild  flashgen build --head-dim 64 --dtype bf16 --forward-only --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 192, tile_kv 128, stages 4, q_slots 2, 512 threads
-// roles    of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 queries each (160)
+// plan     tile_q 192, tile_kv 128, q_stages 2, k_stages 4, v_stages 4, 512 threads
+// roles    of 1 warpgroup one warp brings tiles and one chooses which ones (32 registers a thread); 3
+//          compute, 64 queries each (160)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 192
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     205024 bytes
-//            q                   0 to  49152  Q_i, 2 slots of 192 rows
-//            k               49152 to 114688  K_j, 4 slots
-//            v              114688 to 180224  V_j, 4 slots
+// smem     205200 bytes
+//            q                   0 to  49152  Q_i, 2 stages
+//            k               49152 to 114688  K_j, 4 stages
+//            v              114688 to 180224  V_j, 4 stages
 //            o              180224 to 204800  O_i, to be stored
-//            q_barriers     204800 to 204832  full and empty barriers of each slot
+//            q_barriers     204800 to 204832  full and empty barriers of each stage
 //            k_barriers     204832 to 204896
 //            v_barriers     204896 to 204960
-//            tile_barriers  204960 to 204992
-//            tiles          204992 to 205024  the next tiles of queries
+//            tile_barriers  204960 to 205024
+//            tiles          205024 to 205088  the next tiles of queries
+//            requests       205088 to 205096  the producer asks for another tile
+//            checks         205104 to 205200  which tiles are to be repeated (tile_checks.cuh)
 // because  three warpgroups, as exponentials and not products set the pace at this width
 //
-// contents   68  Integer and 16-bit element types, without any CUDA header.
-//            86  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           125  Scalar arithmetic, one instruction each.
-//           168  Warp-wide matrix instructions.
-//           180  Element types.
-//           213  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           218  Warp-level matrix products.
-//           240  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           246  The kernel: its configuration, parameters and text.
-//           258  The kernel: its configuration, parameters and text.
-//           291  The kernel: its configuration, parameters and text.
-//           304  Tensor maps, which describe tensors to bulk copies of boxes.
-//           313  Bulk copies.
-//           318  The kernel: its configuration, parameters and text.
-//           349  The kernel: its configuration, parameters and text.
-//           351  The kernel: its configuration, parameters and text.
-//           367  Communication between blocks and between grids.
-//           371  The kernel: its configuration, parameters and text.
-//           407  The kernel: its configuration, parameters and text.
-//           419  Reallocation of registers among warpgroups (sm_90a).
-//           434  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           469  Matrix products of a warpgroup (sm_90a).
-//           698  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           782  Tiles as TMA writes them and wgmma reads them.
-//           878  What a softmax takes exponentials of.
-//           914  The online softmax.
-//           927  What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a row's last values are still on their way.
-//           988  The online softmax with as little work per score as possible.
-//          1252  Banded masks.
-//          1422  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
-//          1485  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1549  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1642  Writing a warpgroup's results to shared and global memory.
-//          1662  What the forward kernel for Hopper is made of.
-//          1753  The kernel: its configuration, parameters and text.
-//          1763  The kernel: its configuration, parameters and text.
-//          1918  The kernel: its configuration, parameters and text.
-//          2031  The kernel: its configuration, parameters and text.
+// contents   70  Integer and 16-bit element types, without any CUDA header.
+//            92  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           135  Scalar arithmetic, one instruction each.
+//           178  Warp-wide matrix instructions.
+//           206  Element types.
+//           243  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           248  Warp-level matrix products.
+//           270  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           334  Tensor maps, which describe tensors to bulk copies of boxes.
+//           343  Bulk copies.
+//           397  Communication between blocks and between grids.
+//           449  Reallocation of registers among warpgroups (sm_90a).
+//           464  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           499  Matrix products of a warpgroup (sm_90a).
+//           702  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           786  Tiles as TMA writes them and wgmma reads them.
+//           883  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//           949  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1013  Banded masks.
+//          1199  Streaming tiles between global and shared memory.
+//          1212  Keeping NaN and infinity where they belong.
+//          1246  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1315  Dropout of probabilities.
+//          1335  The sizes of a forward kernel for Hopper.
+//          1368  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1440  What a softmax takes exponentials of.
+//          1470  The online softmax.
+//          1483  What an online softmax keeps of each row from one tile of keys to the next.
+//          1511  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
+//          1621  What happens to products Q K^T before the softmax.
+//          1649  Which tiles of queries a block repeats, because their first results cannot be trusted.
+//          1708  A tile of queries, as the producer announces it to the consumers.
+//          1780  Which tile of queries a persistent block computes next.
+//          1884  Writing a warpgroup's results to shared and global memory.
+//          1921  Storing a warp's rows from registers.
+//          1950  The forward pass on Hopper.
+//          2572  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -81,6 +83,10 @@ struct bfloat16_t {
   u16 bits;
 };
 
+struct alignas(16) Vec16 {
+  u32 words[4];
+};
+
 }  // namespace flashgen
 
 // ---- flashgen/ptx/device.cuh
@@ -97,8 +103,12 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
+FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -168,11 +178,27 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 // ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
+FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
 // From registers to shared memory (sm_90 and later).
 FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+}
+
+// d += a * b, fp32 accumulation.
+FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace flashgen
@@ -183,6 +209,7 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -209,6 +236,9 @@ struct Thread {
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+
+template <class T>
+constexpr bool kIsFloat = sizeof(T) == 4;
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -558,22 +588,6 @@ struct Wgmma {
 #define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
 #define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
 #define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
-#define WGMMA_NAMES_136 WGMMA_NAMES_128 ", %64, %65, %66, %67"
-#define WGMMA_NAMES_144 WGMMA_NAMES_136 ", %68, %69, %70, %71"
-#define WGMMA_NAMES_152 WGMMA_NAMES_144 ", %72, %73, %74, %75"
-#define WGMMA_NAMES_160 WGMMA_NAMES_152 ", %76, %77, %78, %79"
-#define WGMMA_NAMES_168 WGMMA_NAMES_160 ", %80, %81, %82, %83"
-#define WGMMA_NAMES_176 WGMMA_NAMES_168 ", %84, %85, %86, %87"
-#define WGMMA_NAMES_184 WGMMA_NAMES_176 ", %88, %89, %90, %91"
-#define WGMMA_NAMES_192 WGMMA_NAMES_184 ", %92, %93, %94, %95"
-#define WGMMA_NAMES_200 WGMMA_NAMES_192 ", %96, %97, %98, %99"
-#define WGMMA_NAMES_208 WGMMA_NAMES_200 ", %100, %101, %102, %103"
-#define WGMMA_NAMES_216 WGMMA_NAMES_208 ", %104, %105, %106, %107"
-#define WGMMA_NAMES_224 WGMMA_NAMES_216 ", %108, %109, %110, %111"
-#define WGMMA_NAMES_232 WGMMA_NAMES_224 ", %112, %113, %114, %115"
-#define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
-#define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
-#define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
 
 #define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
@@ -592,22 +606,6 @@ struct Wgmma {
 #define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
 #define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
 #define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
-#define WGMMA_REGISTERS_136(c) WGMMA_REGISTERS_128(c), WGMMA_FOUR(c, 64)
-#define WGMMA_REGISTERS_144(c) WGMMA_REGISTERS_136(c), WGMMA_FOUR(c, 68)
-#define WGMMA_REGISTERS_152(c) WGMMA_REGISTERS_144(c), WGMMA_FOUR(c, 72)
-#define WGMMA_REGISTERS_160(c) WGMMA_REGISTERS_152(c), WGMMA_FOUR(c, 76)
-#define WGMMA_REGISTERS_168(c) WGMMA_REGISTERS_160(c), WGMMA_FOUR(c, 80)
-#define WGMMA_REGISTERS_176(c) WGMMA_REGISTERS_168(c), WGMMA_FOUR(c, 84)
-#define WGMMA_REGISTERS_184(c) WGMMA_REGISTERS_176(c), WGMMA_FOUR(c, 88)
-#define WGMMA_REGISTERS_192(c) WGMMA_REGISTERS_184(c), WGMMA_FOUR(c, 92)
-#define WGMMA_REGISTERS_200(c) WGMMA_REGISTERS_192(c), WGMMA_FOUR(c, 96)
-#define WGMMA_REGISTERS_208(c) WGMMA_REGISTERS_200(c), WGMMA_FOUR(c, 100)
-#define WGMMA_REGISTERS_216(c) WGMMA_REGISTERS_208(c), WGMMA_FOUR(c, 104)
-#define WGMMA_REGISTERS_224(c) WGMMA_REGISTERS_216(c), WGMMA_FOUR(c, 108)
-#define WGMMA_REGISTERS_232(c) WGMMA_REGISTERS_224(c), WGMMA_FOUR(c, 112)
-#define WGMMA_REGISTERS_240(c) WGMMA_REGISTERS_232(c), WGMMA_FOUR(c, 116)
-#define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
-#define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
 
 #define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
 #define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
@@ -686,6 +684,12 @@ template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
   Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
                                                                             accumulate);
+}
+
+// d = a * b. The compiler knows that the previous value of d is dead.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
+  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
 }
 
 // The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
@@ -787,6 +791,7 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
+constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
 // Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -875,377 +880,133 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// ---- flashgen/logits.cuh
-// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
-// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
-//
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
+// ---- flashgen/issue_in_fours.cuh
+// The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
+// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
+// until it is unrolled, and all that they do before takes longer.
 
-// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
-// instruction. For logits beyond 2^30 its rounding error is many powers of two.
-struct ScaledProducts {
-  // No logit is below it but -inf, whose exponential is 0.
-  static constexpr float kNowhere = -0x1.fffffep127f;
-  float scale_log2;
-
-  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(s, scale_log2, -shift);
+template <class QTile, class KTile, i32 step = 0>
+FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
+                                       MatrixDescriptor right) {
+  using T = typename QTile::Element;
+  const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
+  const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
+  if constexpr (step + 4 <= QTile::steps) {
+    const MatrixDescriptor four_a[4] = {a(0), a(1), a(2), a(3)}, four_b[4] = {b(0), b(1), b(2), b(3)};
+    if constexpr (step == 0) {
+      wgmma_ss_first_four<T, KTile::rows>(scores, four_a, four_b);
+    } else {
+      wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
+    }
+    issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
+  } else if constexpr (step < QTile::steps) {
+    if constexpr (step == 0) {
+      wgmma_ss_first<T, KTile::rows>(scores, a(0), b(0));
+    } else {
+      wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
+    }
+    issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
   }
-  FLASHGEN_DEVICE static float powers(float x) { return x; }
-  FLASHGEN_DEVICE static float distance(float x) { return x; }
-  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
-    return (reference_max + x) * kLn2;
-  }
-
-  static constexpr i32 sums = 2;
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  static constexpr bool replaced = false;
-};
-
-// ---- flashgen/softmax.cuh
-// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
-
-// The four lanes that share a row of accumulators combine their values.
-FLASHGEN_DEVICE float row_maximum(float x) {
-  x = maximum(x, shuffle_xor(x, 1));
-  return maximum(x, shuffle_xor(x, 2));
-}
-FLASHGEN_DEVICE float row_total(float x) {
-  x += shuffle_xor(x, 1);
-  return x + shuffle_xor(x, 2);
 }
 
-// ---- flashgen/row_statistics.cuh
-// What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
-// row's last values are still on their way.
+// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
+template <class QTile, class KTile>
+FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
+  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
+  wgmma_fence();
+  issue_scores_from<QTile, KTile>(scores, left, right);
+  wgmma_commit();
+}
 
-// Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
-struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' reference maxima.
-  float reference_max[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
-
-  // Every lane of a row gets the row's sum.
-  FLASHGEN_DEVICE void finish() {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
+// Of the first `left` groups of 16 keys, the last one first.
+template <class VTile, i32 left = VTile::rows / 16>
+FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                       MatrixDescriptor right, bool kept) {
+  using T = typename VTile::Element;
+  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
+  if constexpr (at_once == 4) {
+    const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
+    wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
+  } else {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
-  FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
-  // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
-  // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  template <class Logits>
-  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
-    const u32 bits = bits_of(sum[h]);
-    const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
-    const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = logits.natural_log(reference_max[h] + logits.distance(power), rest);
-    return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
+  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
+}
+
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
+// faster.
+template <class VTile>
+FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+  issue_output_from<VTile>(out, probabilities, right, kept);
+  wgmma_commit();
+}
+
+// ---- flashgen/ring.cuh
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+
+// A position in a ring: the number of slots passed so far.
+template <i32 slots>
+struct RingPlace {
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // The parity of the round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+};
+
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // Advances by at most the number of slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
   }
 };
 
-// Statistics of rows that are done with, while their last values are still on the way.
-template <bool in_one_register>
-struct FinishedRows {
-  RowStatistics statistics;
+template <i32 slots>
+struct Ring {
+  using Where = RingPlace<slots>;
 
-  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
-  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
-    RowStatistics finished = statistics;
-    finished.finish();
-    return finished;
-  }
-};
+  // The address of its barriers: full ones, then empty ones.
+  u32 barriers;
 
-// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
-template <>
-struct FinishedRows<true> {
-  float kept;
+  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
+  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
-    rows.finish();
-    const bool is_odd = (thread.lane & 1) != 0;
-    const float reference_max = is_odd ? rows.reference_max[1] : rows.reference_max[0],
-                sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? reference_max : sum};
-  }
-  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
-    const i32 first = thread.lane & ~3;
-    return {{shuffle(kept, first), shuffle(kept, first + 1)},
-            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
-  }
-};
-
-// ---- flashgen/reference_max_softmax.cuh
-// The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
-// reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
-// denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
-// that no later tile needs shuffles or a rescale. If it does not serve, the row's sum grows too large. The
-// tile is then recomputed with a better reference maximum: from its scores where there are registers to keep
-// them, else from scores that the caller recomputes. Only a row's own maximum decides whether its reference
-// maximum moves, so a row's bits do not depend on the other rows of its warp.
-
-// How far a row's maximum may exceed its reference maximum, in powers of two, where a tile may be recomputed.
-// In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
-template <class T>
-constexpr float kSpan = 61.0f;
-// A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
-template <class T>
-constexpr float kGrown = 0x1p60f;
-// As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
-// afterwards.
-template <class T>
-constexpr float kScaledSpan = 59.0f;
-
-// By how many powers of two a reference maximum is placed above the maximum, so that it rarely has to move.
-// Exponentials must keep enough significant bits, and the logarithm of their sum loses accuracy with the
-// distance. So the distance is `little` where logits are near zero, `more` where they are not, and `most`
-// where they are shares of a cap: there logarithms are large, and rows may grow up to the cap. Rows whose
-// first logits are at least `wide` above zero are likely to outgrow any of these.
-template <class T>
-struct Ahead {
-  static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
-};
-// Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
-constexpr float kFar = 12.0f;
-
-// How to handle a row that grows far above its reference maximum.
-enum class Regrowth {
-  // It cannot happen: the reference maximum is the running maximum. This takes a pass over all scores.
-  never,
-  // It cannot happen: reference maxima move whenever a bound on the logits permits growth.
-  bounded,
-  // Exponentials have registers of their own. They are recomputed where such a bound requires it.
-  checked,
-  // Exponentials have registers of their own. Too large ones are recomputed from the scores.
-  keeps_scores,
-  // Exponentials replace the scores, so the caller recomputes the scores first.
-  recomputes_scores,
-};
-
-// The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
-// watches(), and add().
-template <class T, i32 columns, Regrowth regrowth, bool computes_before_wait, class Logits = ScaledProducts>
-struct ReferenceMaxSoftmax {
-  static constexpr float kNowhere = Logits::kNowhere;
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
-  static constexpr bool bounds_growth = regrowth == Regrowth::bounded || regrowth == Regrowth::checked;
-  static constexpr bool checks = regrowth == Regrowth::checked;
-
-  // How far a row's maximum may exceed its reference maximum, in powers of two.
-  static constexpr float span = regrowth == Regrowth::never ? 0.0f
-                                : bounds_growth             ? kScaledSpan<T>
-                                                            : kSpan<T>;
-
-  RowStatistics rows;
-  // See update_reference_max().
-  float factor[2];
-  // The checks due before a tile's exponentials, 0 if none; the same for all lanes of a warp.
-  u32 due;
-
-  FLASHGEN_DEVICE void reset() {
-    due = kNoReferenceMax;
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      rows.reference_max[h] = kNowhere;
-      rows.sum[h] = 0.0f;
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-
-  // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
-  // multiplied by `factor`.
-  FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
-    factor[0] = factor[1] = 1.0f;
-    if constexpr (regrowth == Regrowth::never) {
-      follow_maximum(scores, logits);
-      return true;
-    }
-    // Votes tell the assembler that warps do not diverge.
-    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max(scores, logits);
-    if (!warp_any(due >= kWatchedTile)) return false;
-    follow_maximum(scores, logits);
-    const bool moves = rescales();
-    due = (due & kNoReferenceMax) | (moves ? kWatchedTiles : (due & ~kNoReferenceMax) - kWatchedTile);
-    return moves;
-  }
-
-  // Whether the output so far must be multiplied by `factor`; the same for all lanes of a warp.
-  FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-  // Whether update_reference_max() would leave all as it is.
-  FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-  // Whether one of a lane's two rows has no reference maximum yet.
-  FLASHGEN_DEVICE bool has_no_reference_max() const {
-    return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
-  }
-  // Whether a row's reference maximum must move to a logit found in the row.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = span) const {
-    return found > rows.reference_max[row] + distance;
-  }
-  FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
-    // Reference maxima that move in most tiles do not branch: the formula gives a factor of 1 if they stay.
-    const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
-    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
-    rows.reference_max[row] = reference_max;
-    rows.sum[row] *= factor[row];
-  }
-
-  // The same without a bound on logits. It is further ahead where logits are far from zero: such rows grow
-  // further, and their logarithms are rounded more coarsely anyway.
-  FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
-    const float powers = logits.powers(found);
-    const float apart = maximum(maximum(powers, -powers), Ahead<T>::little);
-    const i32 ahead = static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more);
-    return found + logits.distance(static_cast<float>(ahead));
-  }
-
-  // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
-  // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
-  FLASHGEN_DEVICE float shift(i32 row) const {
-    return bounds_growth || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
-  }
-  // The same where masked logits are finite and far below zero.
-  FLASHGEN_DEVICE float finite_shift(i32 row) const {
-    return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
-  }
-
-  // Computes a tile's exponentials and their sums. The exponentials go to `probabilities`, rounded, if scores
-  // are kept, and otherwise replace the scores.
-  template <class AnyLogits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    AnyLogits& logits) {
-    const float shifts[2] = {shift(0), shift(1)};
-    float total[2][2] = {};
-#pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i) {
-      const i32 h = i % 2;
-      logits.see(scores[2 * i], scores[2 * i + 1]);
-      const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
-      total[h][0] += first;
-      total[h][AnyLogits::sums - 1] += second;
-      if constexpr (in_place || AnyLogits::replaced) {
-        scores[2 * i] = first;
-        scores[2 * i + 1] = second;
-      } else {
-        probabilities[i / 4][i % 4] = pack(T{}, first, second);
-      }
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
-  }
-
-  // Whether this lane has a row that might exceed its reference maximum too far.
-  FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
-  // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
-  // reference maximum too far after all. Otherwise they are checked from now on: in this tile, which is
-  // recomputed, and in some that follow.
-  FLASHGEN_DEVICE bool watches() {
-    if (warp_any(due >= kWatchedTile)) return true;
-    due |= kWatchedTiles;
-    return false;
-  }
-
-  // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
-  // then to be multiplied by `factor`, as it may have been before.
-  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
-    float shrinks[2];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float largest = row_maximum(tile_sum[h]);
-      // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
-      shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
-      factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
-      rows.reference_max[h] += static_cast<float>(power);
-      rows.sum[h] *= shrinks[h];
-      tile_sum[h] *= shrinks[h];
-    }
-#pragma unroll
-    for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
-  }
-
-  // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
-  FLASHGEN_DEVICE void add(u32 scratch) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
-    // Other variants test the sums, which keeps the arithmetic before the wait anyway.
-    if constexpr (computes_before_wait && (regrowth == Regrowth::never || bounds_growth))
-      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
-  }
-
-  // Exponentials that have taken the place of scores, rounded.
-  FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (in_place) round_replaced(probabilities, scores);
-  }
-  FLASHGEN_DEVICE static void round_replaced(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-#pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i)
-      probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
-  }
-
- private:
-  // Bits of `due`: some row needs a reference maximum, and the number of tiles whose maxima are still
-  // checked. A check costs about half as much as recomputing a tile.
-  static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
-
-  // This lane's share of each row's sum over the current tile.
-  float tile_sum[2];
-
-  // The largest score of a row in every `every`-th block of columns.
-  FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
-    float found = -kInfinity;
-#pragma unroll
-    for (i32 n = 0; n < columns / 8; ++n) {
-      if (n % every == 0) found = maximum(found, maximum(scores[4 * n + 2 * h], scores[4 * n + 2 * h + 1]));
-    }
-    return row_maximum(found);
-  }
-
-  // Sets a reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which
-  // is usually near that of all. If that is far from zero, or if these columns are all masked, it takes all
-  // columns.
-  FLASHGEN_DEVICE void set_reference_max(const Strip<columns>& scores, const Logits& logits) {
-    set_reference_max_from<4>(scores, logits);
-    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max_from<1>(scores, logits);
-  }
-  template <i32 every>
-  FLASHGEN_DEVICE void set_reference_max_from(const Strip<columns>& scores, const Logits& logits) {
-    bool is_wide = false;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, every), h);
-      const float powers = logits.powers(found);
-      const bool serves = every == 1 || maximum(powers, -powers) < kFar;
-      if (rows.reference_max[h] == kNowhere && serves)
-        rows.reference_max[h] = maximum(ahead_of(found, logits), kNowhere);
-      is_wide = is_wide || powers > Ahead<T>::wide;
-    }
-    if (!warp_any(has_no_reference_max())) due &= ~kNoReferenceMax;
-    // Some row is likely to need recomputed tiles. Following the maxima of all rows costs less.
-    if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
-  }
-
-  // Moves the reference maxima of rows that reach too far above them, to the maximum or `little` ahead of it.
-  // A larger distance would underflow what such rows had before.
-  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, 1), h);
-      if constexpr (regrowth == Regrowth::never) {
-        if (has_grown_to(found, h)) move_reference_max(h, found, logits);
-      } else if (has_grown_to(found, h, logits.distance(span))) {
-        move_reference_max(h, found + logits.distance(Ahead<T>::little), logits);
-      }
-    }
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival per warp, once all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
 };
 
@@ -1264,6 +1025,7 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
+  static constexpr bool is_bounded = has_lower || has_upper;
   i32 lower, upper;
   i32 len_q, len_kv;
 
@@ -1376,11 +1138,26 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
+// Sets the bits of a lane's pairs that a mask allows.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                  Thread thread) {
+  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
+}
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
 // Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
-// computed first, and are worth keeping for the next use.
+// computed first.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-
 // As mask_pairs(), for a mask that is not a band.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -1419,225 +1196,690 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// ---- flashgen/issue_in_fours.cuh
-// The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
-// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
-// until it is unrolled, and all that they do before takes longer.
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
 
-template <class QTile, class KTile, i32 step = 0>
-FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
-                                       MatrixDescriptor right) {
-  using T = typename QTile::Element;
-  const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
-  const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
-  if constexpr (step + 4 <= QTile::steps) {
-    const MatrixDescriptor four_a[4] = {a(0), a(1), a(2), a(3)}, four_b[4] = {b(0), b(1), b(2), b(3)};
-    if constexpr (step == 0) {
-      wgmma_ss_first_four<T, KTile::rows>(scores, four_a, four_b);
-    } else {
-      wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
-    }
-    issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
-  } else if constexpr (step < QTile::steps) {
-    wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
-    issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
-  }
-}
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
 
-// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
-template <class QTile, class KTile>
-FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
-  static_assert(QTile::steps >= 4, "the first four steps are issued together");
-  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
-  wgmma_fence();
-  issue_scores_from<QTile, KTile>(scores, left, right);
-  wgmma_commit();
-}
-
-// Of the first `left` groups of 16 keys, the last one first.
-template <class VTile, i32 left = VTile::rows / 16>
-FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       MatrixDescriptor right, bool kept) {
-  using T = typename VTile::Element;
-  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
-  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
-  if constexpr (at_once == 4) {
-    const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
-    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
-    wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-  } else {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
-  }
-  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
-}
-
-// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
-// faster.
-template <class VTile>
-FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           VTile v, bool kept) {
-  const MatrixDescriptor right = v.by_rows();
-  wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, right, kept);
-  wgmma_commit();
-}
-
-// ---- flashgen/ring.cuh
-// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
-// one that ends a phase when the slot is full, one when it is empty again.
-
-// A position in a ring: the number of slots passed so far.
-template <i32 slots>
-struct RingPlace {
-  u32 count = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // The parity of the round.
-  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
-};
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
-template <i32 slots>
-struct Ring {
-  using Where = RingPlace<slots>;
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
 
-  // The address of its barriers: full ones, then empty ones.
-  u32 barriers;
-
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
-  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
-
-  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
-  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
+  u32 signs = 0;
+#pragma unroll 4
+  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
 #pragma unroll
-    for (i32 i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, fillers);
-      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+  }
+  return block_any(signs != 0);
+}
+
+// ---- flashgen/sm90/careful_product.cuh
+// P V of a block that the mask cuts, where V may hold NaN or infinity.
+
+template <class T>
+constexpr u32 kOnes = 0x3f803f80u;
+
+// Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
+template <class Tile>
+FLASHGEN_DEVICE bool holds_non_finite(Tile tile, u8* base, Thread thread) {
+  u32 signs = 0;
+#pragma unroll 1
+  for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
+    const Vec16 chunk =
+        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+  }
+  return warp_any(signs != 0);
+}
+
+// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
+// pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
+// Arrays are copied to local memory, because loops keep this rare code short.
+template <class VTile>
+FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                      VTile v, const u32 (&allowed)[2], Thread thread) {
+  using T = typename VTile::Element;
+  float sums[VTile::cols / 8][4];
+  u32 left[VTile::rows / 16][4];
+#pragma unroll
+  for (i32 i = 0; i < VTile::cols / 2; ++i) sums[i / 4][i % 4] = out[i];
+#pragma unroll
+  for (i32 i = 0; i < VTile::rows / 4; ++i) left[i / 4][i % 4] = probabilities[i / 4][i % 4];
+#pragma unroll 1
+  for (i32 step = 0; step < VTile::rows / 16; ++step) {
+    // The left operand of a product that counts allowed pairs.
+    u32 pairs[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+      const u32 bits = allowed[i % 2] >> (4 * step + 2 * (i / 2));
+      pairs[i] = ((bits & 1u) * 0xffffu | (bits >> 1 & 1u) * 0xffff0000u) & kOnes<T>;
+    }
+    const u32 first = v.first_chunk(16 * step, thread);
+#pragma unroll 1
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4], bad[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(first, n));
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) {
+        bad[i] = (non_finite_signs<T>(words[i]) >> 15) * 0xffffu;
+        words[i] &= ~bad[i];
+      }
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        float (&sum)[4] = sums[2 * n + half];
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, sum, left[step], right);
+        const u32 bad_right[2] = {bad[2 * half] & kOnes<T>, bad[2 * half + 1] & kOnes<T>};
+        float reached[4] = {};
+        mma_m16n8k16(T{}, reached, pairs, bad_right);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? float_of(0x7fffffffu) : sum[e];
+      }
     }
   }
-  // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(empty(at));
+#pragma unroll
+  for (i32 i = 0; i < VTile::cols / 2; ++i) out[i] = sums[i / 4][i % 4];
+}
+
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
+
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
+
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static Kept<columns> draw(const Params&, const Tile&, i32, i32, Thread) {
+    return {};
+  }
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
+  template <class Params>
+  FLASHGEN_DEVICE static float factor(const Params&) {
+    return 1.0f;
   }
 };
 
-// ---- flashgen/row_tile.cuh
-// Which tiles of queries, or of keys, a persistent block works on, in order.
+// ---- flashgen/sm90/forward_config.cuh
+// The sizes of a forward kernel for Hopper. The plan chooses them.
 
-// A tile of queries of one head of one sequence; the one after the last does not exist.
-struct alignas(16) RowTile {
+struct ForwardSm90Config {
+  i32 head_dim;        // of Q and K, rounded up to 16: TMA fills the rest with zeros
+  i32 head_dim_v;      // of V and O, likewise
+  i32 stored_columns;  // of O
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_stages;
+  i32 k_stages;
+  i32 v_stages;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache.
+  i32 section_heads;
+  bool longest_first;
+  // Exponentials relative to a reference maximum that is set once, not to the running maximum.
+  bool anchored;
+  // The exponentials of a step overlap the warpgroup's own P V. Otherwise they overlap other warpgroups'
+  // products.
+  bool overlaps_own_products;
+  // O has its own tile in shared memory and is stored by TMA.
+  bool stores_by_tma;
+  bool has_lower;
+  bool has_upper;
+};
+
+// The slots of the ring that announces tiles of queries. A consumer holds the tile whose results it still has
+// to store, and the next one.
+constexpr i32 kForwardTileStages = 4;
+
+// ---- flashgen/sm90/key_blocks.cuh
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//
+//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
+//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
+//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
+//     no pair of the block is allowed; not all are
+
+// The blocks between the first and the last that some query of the tile may attend to. At least one, because
+// a tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
+FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
+  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
+  if (end_q <= tile.first_q) return {0, 1};
+  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
+  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
+}
+
+// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for
+// themselves.
+template <ForwardSm90Config cfg, class Mask>
+struct BandBlocks {
+  static constexpr bool has_mask = Mask::is_bounded;
+  static constexpr bool sends_messages = false;
+  struct Message {};
+
+  i32 block;
+  i32 first_block;
+
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE static Range visited(const Params& p, const Tile& tile) {
+    return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
+  }
+
+  template <class Tile, class Params, class Visit>
+  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Visit& visit) {
+    const Range blocks = visited(p, tile);
+#pragma unroll 1
+    for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
+      visit(block, block == blocks.begin, Message{});
+  }
+
+  template <class Tile, class Params, class Read>
+  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile, const Read&) {
+    const Range blocks = visited(p, tile);
+    block = blocks.end - 1;
+    first_block = blocks.begin;
+  }
+  template <class Read>
+  FLASHGEN_DEVICE void advance(const Read&) {
+    --block;
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
+  // Computed anew for each block, which takes fewer registers than ranges of blocks.
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE bool is_empty(const Params& p, const Tile& tile, i32 consumer) const {
+    if constexpr (cfg.tile_q <= cfg.tile_kv) return false;
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    if (first_q >= tile.len_q(p)) return true;
+    return tile.template mask<Mask>(p).is_empty(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
+  // Rows beyond the last query are computed with the others, but never stored.
+  template <class Tile, class Params>
+  FLASHGEN_DEVICE bool needs_mask(const Params& p, const Tile& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
+};
+
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
+// instruction. For logits beyond 2^30 its rounding error is many powers of two.
+struct ScaledProducts {
+  // No logit is below it but -inf, whose exponential is 0.
+  static constexpr float kNowhere = -0x1.fffffep127f;
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  FLASHGEN_DEVICE static float powers(float x) { return x; }
+  FLASHGEN_DEVICE static float distance(float x) { return x; }
+  FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit * kLog2E; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
+};
+
+// ---- flashgen/softmax.cuh
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+
+// The four lanes that share a row of accumulators combine their values.
+FLASHGEN_DEVICE float row_maximum(float x) {
+  x = maximum(x, shuffle_xor(x, 1));
+  return maximum(x, shuffle_xor(x, 2));
+}
+FLASHGEN_DEVICE float row_total(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+
+// ---- flashgen/row_statistics.cuh
+// What an online softmax keeps of each row from one tile of keys to the next.
+
+// Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
+struct RowStatistics {
+  // The factor taken out of the row, in the unit of its logits' reference maxima.
+  float reference_max[2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[2];
+
+  // Every lane of a row gets the row's sum.
+  FLASHGEN_DEVICE void finish() {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
+  }
+  FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
+  // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
+  // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
+  template <class Logits>
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
+    const u32 bits = bits_of(sum[h]);
+    const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
+    const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
+    const float finite = logits.natural_log(reference_max[h] + logits.distance(power), rest);
+    return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
+  }
+};
+
+// ---- flashgen/sm90/row_softmax.cuh
+// The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
+//
+// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
+// row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
+// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row that outgrows
+// its reference is found in the end by its sum, and its tile is repeated with running maxima
+// (tile_checks.cuh). Otherwise: exponentials relative to the running maximum, as in FlashAttention-2.
+
+// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
+// rounds nothing. In half_t the probabilities need the bits.
+template <class T>
+constexpr float kHeadroom = 40.0f;
+// A row has outgrown its reference maximum if it exceeds it by so many powers of two. Its products with
+// values up to 2^100 are finite.
+template <class T>
+constexpr float kMostGrowth = 24.0f;
+// Rows that have outgrown it have larger sums.
+template <class T>
+constexpr float kLargestSum = 0x1p24f;
+
+template <class T, i32 columns, bool anchored, class Logits>
+struct RowSoftmax {
+  static constexpr float kNone = Logits::kNowhere;
+
+  RowStatistics rows;
+  // What the output so far is to be multiplied by.
+  float factor[2];
+
+  FLASHGEN_DEVICE void reset() {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      rows.reference_max[h] = kNone;
+      rows.sum[h] = 0.0f;
+    }
+  }
+
+  // Whether the next block may move some row's reference maximum. The same for all lanes of a warp.
+  FLASHGEN_DEVICE bool may_move() const {
+    return !anchored || warp_any(rows.reference_max[0] == kNone || rows.reference_max[1] == kNone);
+  }
+
+  // Moves reference maxima: of rows without one, and if it `watches`, of rows that have outgrown theirs.
+  // Returns whether the output so far must be multiplied by `factor`. To watch changes no bit of other rows.
+  FLASHGEN_DEVICE bool move(const Strip<columns>& scores, const Logits& logits, bool watches) {
+    constexpr float most = anchored ? kMostGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      float highest = -kInfinity;
+#pragma unroll
+      for (i32 i = 0; i < columns / 4; ++i) {
+        if (i % 2 == h) highest = maximum(highest, maximum(scores[2 * i], scores[2 * i + 1]));
+      }
+      const float found = logits.logit(row_maximum(highest), h), before = rows.reference_max[h];
+      const bool moves = found > (before == kNone ? kNone
+                                  : watches       ? before + logits.distance(most)
+                                                  : kInfinity);
+      const float reference = moves ? found + logits.distance(headroom) : before;
+      factor[h] = moves ? exp2_approx(logits.powers(before - reference)) : 1.0f;
+      rows.reference_max[h] = reference;
+      rows.sum[h] *= factor[h];
+    }
+    return watches;
+  }
+
+  // Replaces scores by their exponentials, and adds these to the sums.
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
+    float total[2][2] = {};
+#pragma unroll
+    for (i32 i = 0; i < columns / 4; ++i) {
+      const i32 h = i % 2;
+      // A row without allowed scores has a reference maximum of -inf, and -inf - -inf would be NaN.
+      const float shift =
+          kNone == -kInfinity && rows.reference_max[h] == kNone ? 0.0f : rows.reference_max[h];
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        scores[2 * i + c] = exp2_approx(logits.relative(scores[2 * i + c], shift, h));
+        total[h][c] += scores[2 * i + c];
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
+  }
+};
+
+// Exponentials rounded to T, as the left operand of P V.
+template <class T, i32 columns>
+FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<columns>& exponentials) {
+#pragma unroll
+  for (i32 i = 0; i < columns / 4; ++i)
+    probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
+}
+
+// Multiplies a warpgroup's rows by a factor each.
+template <i32 count>
+FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
+}
+
+// Whether the first of a lane's two rows is finite.
+template <i32 count>
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1] == 0.0f;
+}
+
+// ---- flashgen/sm90/scores.cuh
+// What happens to products Q K^T before the softmax: the Score policy of the mainloop.
+
+// Logits are the products, scaled.
+struct NoScore {
+  using Logits = ScaledProducts;
+  static constexpr bool has_sink = false;
+  // What is loaded for a block's pairs while its products are under way.
+  template <i32 columns>
+  struct Pairs {};
+
+  template <class Params>
+  FLASHGEN_DEVICE static Logits logits(const Params& p) {
+    return {p.scale_log2};
+  }
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static Pairs<columns> load(const Params&, const Tile&, i32, i32, Thread) {
+    return {};
+  }
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const Params&, const Tile&, i32,
+                                    i32, Thread) {}
+  template <class Params, class Tile>
+  FLASHGEN_DEVICE static float sink(const Params&, const Tile&) {
+    return -kInfinity;
+  }
+};
+
+// ---- flashgen/sm90/tile_checks.cuh
+// Which tiles of queries a block repeats, because their first results cannot be trusted.
+//
+// Two things can spoil a result. A row's logits may outgrow the reference maximum of the anchored softmax.
+// And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is 0, but 0 *
+// NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row. The
+// scheduler announces a failed tile again as `careful`, and so are all tiles of the block from then on. In a
+// careful tile maxima are running, and products of blocks that the mask cuts leave out what is not finite
+// (careful_product.cuh).
+
+template <i32 consumer_warps>
+struct TileChecks {
+  // Consumers give an announcement back when they have stored and checked the tile. So the scheduler knows
+  // the checks of a tile when it fills the tile's slot again.
+  static constexpr u32 kTiles = kForwardTileStages;
+  static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's checks");
+
+  // Its only phase ends when the consumers have checked all tiles that were announced before the pause.
+  u64 settled;
+  // Of the last tiles: their numbers, and for each warp whether a row failed.
+  i32 numbers[kTiles];
+  u8 failed[kTiles][consumer_warps];
+  // The numbers of the tiles to repeat, how many there are, and how many were announced again. There are no
+  // more, because later tiles are careful.
+  i32 list[kTiles];
+  u32 listed, repeated;
+
+  // By one thread, before all else.
+  FLASHGEN_DEVICE void init() {
+    mbarrier_init(shared_address(&settled), consumer_warps);
+    listed = repeated = 0;
+  }
+
+  // ---- For consumer warps: tile `index` of the block is stored; and all tiles are.
+  FLASHGEN_DEVICE void record(u32 index, i32 warp, bool has_failed, Thread thread) {
+    if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
+  }
+  FLASHGEN_DEVICE void settle(Thread thread) {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(shared_address(&settled));
+  }
+
+  // ---- For the scheduler's warp, ...
+  FLASHGEN_DEVICE void wait_settled(Thread thread) {
+    if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&settled), 0);
+    warp_sync();
+  }
+  // Lists tile `index` if it has failed.
+  FLASHGEN_DEVICE void check(u32 index, Thread thread) {
+    const bool is_warp = thread.lane < consumer_warps;
+    if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
+    if (thread.lane == 0) list[listed++] = numbers[index % kTiles];
+  }
+  // ... and for one lane of it.
+  FLASHGEN_DEVICE void note(u32 index, i32 number) { numbers[index % kTiles] = number; }
+  FLASHGEN_DEVICE bool any_failed() const { return listed > 0; }
+  FLASHGEN_DEVICE i32 next_failed() { return repeated < listed ? list[repeated++] : 0x7fffffff; }
+};
+
+// ---- flashgen/sm90/query_tile.cuh
+// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
+// is the Tile policy of the mainloop.
+
+// What consumers do with an announced tile.
+enum class TileKind : i32 {
+  // There is no further tile.
+  end,
+  // No further tile is known. One to repeat may follow once all results are checked.
+  pause,
+  normal,
+  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
+  careful,
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseTile {
   i32 first_q;
   i32 head;
   i32 sequence;
-  i32 exists;
-};
+  TileKind kind;
 
-// A tile of keys of one head of keys and values of one sequence.
-struct alignas(16) KeyTile {
-  i32 first_key;
-  i32 head;
-  i32 sequence;
-  // Neither for the one after the last; both but for tiles that no query attends to.
-  bool exists;
-  bool is_attended;
-  // Which part of its steps this is, and how many parts there are.
-  u8 part = 0;
-  u8 parts = 1;
-};
+  // Whether the rows of a sequence end where the tensor ends, so that TMA does not load or store others.
+  static constexpr bool ends_with_tensor = true;
+  // Whether all lanes of the producer load keys and values, not only one.
+  static constexpr bool warp_loads = false;
 
-// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
-// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest. The first section has what does not make a whole one:
-// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
-struct SectionPlace {
-  i32 turn;
-  i32 head;
-};
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another: no partial section.
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
-  const i32 odd_heads = tiles / tiles_of_head % section_heads;
-  const i32 even = number - odd_heads * tiles_of_head;
-  if (even < 0) return {number / odd_heads, number % odd_heads};
-  const i32 section = even / (section_heads * tiles_of_head);
-  const i32 rest = even - section * (section_heads * tiles_of_head);
-  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
-}
-
-// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
-// at the same time.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
-  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
-  const i32 of_last = number - before * tiles_of_head;
-  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
-  return {of_last / in_last, before + of_last % in_last};
-}
-
-// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
-// causal mask makes the last ones the longest.
-template <i32 tile_q, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
-  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
-  const i32 sequence = place.head / p.heads_q;
-  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
-}
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
-}
-
-// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
-  const i32 sequence = place.head / p.heads_kv;
-  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
-}
-
-// Draws the number of a block's next tile. Its first tile has the block's own number.
-template <class Params>
-FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
-  return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
-}
-
-// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
-// launch.
-template <class Params>
-FLASHGEN_DEVICE void leave_counters(const Params& p) {
-  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(p.counter, 0u);
-    store_release(p.counter + 1, 0u);
+  // How many queries and keys the sequence has, and how many rows of results.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
   }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+    return p.len_kv;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
+    return p.len_q;
+  }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+    return Mask::of(p, sequence, head);
+  }
+
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+    q.load(p.q_map, barrier, first_q, head, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
+    o.store(p.o_map, q, head, sequence);
+  }
+  // The sequence's rows of the head in O, and in the log-sum-exp.
+  template <class Params>
+  FLASHGEN_DEVICE auto o_rows(const Params& p) const {
+    return GlobalRows{p.o + sequence * p.o_batch + head * p.o_head, p.o_row, p.len_q};
+  }
+  template <class Params>
+  FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
+    return p.lse + (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q;
+  }
+};
+
+// ---- flashgen/sm90/tile_scheduler.cuh
+// Which tile of queries a persistent block computes next.
+//
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
+// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
+
+// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
+// tiles.
+struct HeadPlace {
+  i32 head;
+  i32 tile;
+};
+
+// Tile `number` of `heads` heads with `tiles` tiles each.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE HeadPlace place_in_sections(i32 number, i32 heads, i32 tiles) {
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
+  const i32 partial = heads % cfg.section_heads, rest = number - partial * tiles;
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = cfg.section_heads;
+    first_head = partial + rest / (section * tiles) * section;
+    number = rest % (section * tiles);
+  }
+  const i32 turn = number / section;
+  return {first_head + number % section, cfg.longest_first ? tiles - 1 - turn : turn};
 }
+
+// Drawing numbers is the same for all kinds of tiles.
+template <class Params>
+struct TileCounter {
+  const Params& p;
+
+  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
+  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const {
+    if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+      store_release(p.counter, 0u);
+      store_release(p.counter + 1, 0u);
+    }
+  }
+};
+
+// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
+// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
+// lane of the scheduler those of one sequence, 32 sequences at a time.
+template <ForwardSm90Config cfg, class Params, class Tile>
+struct TileScheduler : TileCounter<Params> {
+  using Rows = typename Tile::Rows;
+
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
+  i32 group = 0;
+  i32 tiles_before = 0;
+
+  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
+    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+  }
+
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
+    const Params& p = this->p;
+    const i32 groups = ceil_div(p.batch, kWarpSize);
+    // A repeated tile may lie before the current sequences.
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; p.q_tiles >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
+      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * p.heads_q;
+#pragma unroll
+      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+        const i32 other = shuffle(end, (thread.lane - distance) & 31);
+        if (thread.lane >= distance) end += other;
+      }
+      const u32 later = warp_ballot(number < tiles_before + end);
+      if (later != 0) {
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
+        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
+        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
+        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
+      }
+      tiles_before += shuffle(end, kWarpSize - 1);
+    }
+    return {{0, 0, 0, TileKind::end, {}}};
+  }
+};
+
+// All sequences have the same length.
+template <ForwardSm90Config cfg, class Params>
+struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
+    const Params& p = this->p;
+    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
+    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
+    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
+  }
+};
 
 // ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
@@ -1659,108 +1901,675 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-// ---- flashgen/forward_sm90.cuh
-// What the forward kernel for Hopper is made of.
+// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
+// four words of what was everyone's words[q].
+FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
+#pragma unroll
+  for (i32 bit = 1; bit < 4; bit *= 2) {
+    const bool upper = thread.lane & bit;
+#pragma unroll
+    for (i32 pair = 0; pair < 2; ++pair) {
+      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
+      const u32 sent = upper ? words[i] : words[j];
+      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
+      words[i] = upper ? received : words[i];
+      words[j] = upper ? words[j] : received;
+    }
+  }
+}
 
-struct ForwardSm90Config {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 k_slots;
-  i32 non_finite_records;
-  i32 q_rows;
-  i32 q_slots;
-  i32 tile_slots;
-  i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  i32 section_heads;
-  i32 doubles_to;
-  bool longest_first;
-  bool running_maximum;
-  bool keeps_scores;
-  bool bounds_growth;
-  bool computes_before_wait;
-  bool packs_statistics;
-  bool ends_alone;
-  bool prefetches_next_k;
-  bool draws_late;
-  bool has_lower;
-  bool has_upper;
-};
+// ---- flashgen/sm90/write_rows.cuh
+// Storing a warp's rows from registers.
 
-template <ForwardSm90Config cfg, class T, class Logits>
-struct ForwardSm90Shape {
+// Writes 16 rows of a strip from `row` on, as far as the tensor has them, and `valid` columns of each, a
+// multiple of eight. The lanes of a quad exchange their columns, so that each writes 16 bytes at once.
+template <i32 valid, class T, i32 columns>
+FLASHGEN_DEVICE void write_rows(GlobalRows<T> rows, i32 row, const float (&strip)[columns],
+                                const float (&scale)[2], Thread thread) {
+  constexpr i32 blocks = columns / 4;  // of eight columns
+  static_assert(valid <= 8 * blocks && valid % 8 == 0, "a lane writes eight columns at once");
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 own = row + 8 * h + thread.row();
+#pragma unroll
+    for (i32 first = 0; first < blocks; first += 4) {
+      Vec16 eight;
+#pragma unroll
+      for (i32 k = 0; k < 4; ++k) {
+        const i32 block = smaller(first + k, blocks - 1);
+        const float* const o = strip + 4 * block + 2 * h;
+        eight.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+      }
+      transpose_quad(eight.words, thread);
+      const i32 column = 8 * (first + thread.lane % 4);
+      if (own < rows.row_count && column < valid) *reinterpret_cast<Vec16*>(rows.at(own, column)) = eight;
+    }
+  }
+}
+
+// ---- flashgen/sm90/forward_mainloop.cuh
+// The forward pass on Hopper: O = softmax(Q K^T) V.
+//
+// The kernel is warp-specialized, as FlashAttention-3 is. One warp, the scheduler, draws tiles of queries and
+// announces them. Another, the producer, copies their Q, K and V to shared memory by TMA. Warpgroups of
+// consumers own 64 query rows each: they multiply by wgmma and take exponentials in between. Line numbers in
+// comments are those of Algorithm 1 of the FlashAttention-2 paper.
+//
+// All tiles of a block are one stream of steps, a step being one block of keys for one tile of queries. A
+// consumer issues the products Q K^T of the next step together with P V of the current one, also where the
+// next step begins another tile. So tensor cores do not drain between tiles:
+//
+//     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
+//     other units              | softmax(1)       | softmax(2)          |
+//
+// Policies: Tile says where rows lie (query_tile.cuh), Mask and Blocks which keys a row may attend to
+// (key_blocks.cuh), Score what becomes of the products (scores.cuh), Dropout which probabilities are dropped
+// (dropping.cuh). Smem holds the offsets of the shared-memory map.
+
+template <ForwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
+          class Score, class Dropping>
+struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  // What a slot for queries holds: a tile of them, or each consumer's part by itself.
-  using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
-  static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
-  // How many parts are loaded when a tile is announced. The others follow the tile's first keys. With one
-  // slot the tile is announced late, when the slot is about to be free.
-  static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
+  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
-  using Scores = Strip<cfg.tile_kv>;
-  using Probabilities = Rounded<cfg.tile_kv>;
-  using Output = Strip<cfg.head_dim_v>;
-  static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.bounds_growth
-                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::bounded)
-                                       : cfg.keeps_scores ? Regrowth::keeps_scores
-                                                          : Regrowth::recomputes_scores;
-  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.computes_before_wait, Logits>;
-  using Finished = FinishedRows<cfg.packs_statistics>;
-  // Arrivals that empty a slot: one of each warp that reads it.
-  static constexpr u32 consumer_warps = 4 * cfg.consumers;
-  static constexpr u32 q_readers = consumer_warps / q_parts;
-};
+  using QRing = Ring<cfg.q_stages>;
+  using KRing = Ring<cfg.k_stages>;
+  using VRing = Ring<cfg.v_stages>;
+  using TileRing = Ring<kForwardTileStages>;
+  using Checks = TileChecks<kConsumerWarps>;
+  using Logits = typename Score::Logits;
+  using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
+  using Pairs = typename Score::template Pairs<cfg.tile_kv>;
+  using Kept = typename Dropping::template Kept<cfg.tile_kv>;
+  using Message = typename Blocks::Message;
+  // Whether V may hold values for keys that a row must not attend to.
+  static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-// What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i).
-struct TileFacts {
-  static constexpr i32 kNone = 8;
-  u32 bits;
+  // ---- What the warps of a block share
 
-  FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
-  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
-  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
-    bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
-  }
-  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
-    return {static_cast<u32>(shuffle(static_cast<i32>(bits), lane))};
-  }
-};
+  struct Shared {
+    u8* base;
+    u32 start;
 
-// One tile of keys for one tile of queries.
-struct Step {
-  RowTile rows;
-  i32 key_tile;
-  // The last one of its tile of queries.
-  i32 last_key_tile;
-  // Only with a block-sparse mask.
-  TileFacts facts;
-  // Whether one before it in the same tile of queries has been added to O.
-  i32 continues;
+    FLASHGEN_DEVICE QTile q(typename QRing::Where at) const {
+      return QTile{start + Smem::kQ}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+      return KTile{start + Smem::kK}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+      return VTile{start + Smem::kV}.slot(at.slot());
+    }
+    FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+    FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+    FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+    FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+    // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
+    FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+      return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+    }
+    FLASHGEN_DEVICE Message& message(typename KRing::Where at) const
+      requires Blocks::sends_messages
+    {
+      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+    }
+    // A phase ends when the producer asks for another tile.
+    FLASHGEN_DEVICE u32 requests() const { return start + Smem::kRequests; }
+    FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
 
-  FLASHGEN_DEVICE static Step none() { return {{}, 0, -1, {}, 0}; }
-  FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
-  FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
-};
+    FLASHGEN_DEVICE void init() const {
+      q_ring().init(1, kConsumerWarps);
+      k_ring().init(1, kConsumerWarps);
+      v_ring().init(1, kConsumerWarps);
+      // The producer reads announcements, too.
+      tile_ring().init(1, kConsumerWarps + 1);
+      mbarrier_init(requests(), 1);
+      checks().init();
+      fence_mbarrier_init();
+    }
+  };
 
-// ---- The output
+  // ---- The scheduler: one warp that announces tiles to the producer and the consumers
 
-template <i32 count>
-FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
+  struct Scheduler {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    typename TileRing::Where tile_at;
+
+    // Writes the announcement into its slot, which is empty.
+    FLASHGEN_DEVICE void announce(const Tile& tile) {
+      if (thread.lane == 0) {
+        shared.tile(tile_at) = tile;
+        mbarrier_arrive(shared.tile_ring().full(tile_at));
+      }
+      warp_sync();
+      tile_at.advance();
+    }
+    // Checks the tiles whose slots were not filled again.
+    FLASHGEN_DEVICE void check_last(u32 tiles) {
+      shared.checks().wait_settled(thread);
+#pragma unroll 1
+      for (u32 i = tiles < kForwardTileStages ? 0 : tiles - kForwardTileStages + 1; i < tiles; ++i)
+        shared.checks().check(i, thread);
+    }
+
+    FLASHGEN_DEVICE void run() {
+      TileScheduler<cfg, Params, Tile> tiles{p};
+      Checks& checks = shared.checks();
+      bool is_paused = false;
+      for (i32 number = tiles.first();;) {
+        const u32 index = tile_at.count;
+        if (thread.lane == 0) shared.tile_ring().wait_empty(tile_at);
+        warp_sync();
+        if (!is_paused && index >= kForwardTileStages) checks.check(index - kForwardTileStages, thread);
+        Tile tile = tiles.tile(number, thread);
+        if (tile.kind == TileKind::end) {
+          if (is_paused) break;
+          is_paused = true;
+          tile.kind = TileKind::pause;
+          announce(tile);
+          check_last(index);
+        } else {
+          if (thread.lane == 0) {
+            if (!is_paused) checks.note(index, number);
+            if (checks.any_failed()) tile.kind = TileKind::careful;
+          }
+          announce(tile);
+        }
+        // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
+        // blocks have nothing left.
+        i32 next = 0;
+        if (thread.lane == 0) {
+          mbarrier_wait(shared.requests(), index % 2);
+          next = is_paused ? checks.next_failed() : tiles.draw();
+        }
+        number = shuffle(next, 0);
+      }
+      Tile end = {};
+      end.kind = TileKind::end;
+      announce(end);
+      if (thread.lane == 0) tiles.leave();
+    }
+  };
+
+  // ---- The producer: one warp that loads Q, K and V
+
+  // Only one lane waits for empty slots and copies: another lane that came late to a barrier could miss a
+  // phase.
+  struct Producer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    bool elected;
+    typename QRing::Where q_at;
+    typename KRing::Where k_at;
+    typename VRing::Where v_at;
+    typename TileRing::Where tile_at;
+    // The last block whose values are not loaded yet, if any, and the announcement of its tile.
+    i32 values_block = -1;
+    typename TileRing::Where values_at;
+
+    // Whether this lane loads keys and values. If all do, they follow the one that has waited.
+    FLASHGEN_DEVICE bool may_load() const {
+      if constexpr (Tile::warp_loads) warp_sync();
+      return Tile::warp_loads || elected;
+    }
+    FLASHGEN_DEVICE void load_queries(const Tile& tile) {
+      if (elected) {
+        shared.q_ring().wait_empty(q_at);
+        mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
+        tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
+      }
+      q_at.advance();
+    }
+    FLASHGEN_DEVICE void load_keys(const Tile& tile, i32 block, const Message& message) {
+      if (elected) {
+        shared.k_ring().wait_empty(k_at);
+        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
+      }
+      if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+      k_at.advance();
+    }
+    // Values are loaded after the keys of the next step, because consumers need them later.
+    FLASHGEN_DEVICE void load_last_values() {
+      if (values_block < 0) return;
+      if (elected) {
+        shared.v_ring().wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
+      }
+      const i32 first_key = values_block * cfg.tile_kv;
+      if (may_load())
+        shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
+      v_at.advance();
+      if (values_at.count != tile_at.count) shared.tile_ring().release(values_at, thread);
+      values_block = -1;
+    }
+    FLASHGEN_DEVICE void request_tile() {
+      if (elected) mbarrier_arrive(shared.requests());
+    }
+
+    FLASHGEN_DEVICE void run() {
+      for (;; tile_at.advance()) {
+        shared.tile_ring().wait_full(tile_at);
+        const Tile tile = shared.tile(tile_at);
+        if (tile.kind < TileKind::normal) {
+          load_last_values();
+          shared.tile_ring().release(tile_at, thread);
+          if (tile.kind == TileKind::end) return;
+          request_tile();
+          continue;
+        }
+        bool is_first = true;
+        Blocks::for_each(p, tile, thread, [&](i32 block, bool is_last, const Message& message) {
+          if (is_last) request_tile();
+          load_keys(tile, block, message);
+          load_last_values();
+          if (is_first) load_queries(tile);
+          is_first = false;
+          values_block = block;
+          values_at = tile_at;
+        });
+      }
+    }
+  };
+
+  // ---- A consumer: a warpgroup that computes 64 rows of a tile
+
+  // A block of keys for a tile of queries.
+  struct Step {
+    TileKind kind;
+    i32 block;
+    bool is_last;
+    // Whether O holds products of an earlier step of the tile.
+    bool accumulates;
+    // Whether the mask forbids some pair of the consumer's rows.
+    bool is_cut;
+
+    FLASHGEN_DEVICE bool exists() const { return kind >= TileKind::normal; }
+    FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
+  };
+
+  struct Consumer {
+    const Params& p;
+    Shared shared;
+    Thread thread;
+    // Which consumer this is.
+    i32 number;
+    typename QRing::Where q_at;
+    typename KRing::Where k_at;
+    typename VRing::Where v_at;
+    typename TileRing::Where tile_at;
+    // Of the step that was begun last.
+    Tile tile;
+    Blocks blocks;
+    Softmax softmax;
+    Strip<cfg.tile_kv> scores;
+    Strip<cfg.head_dim_v> out;
+    Rounded<cfg.tile_kv> probabilities;
+
+    FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
+
+    // ---- The stream of steps
+
+    FLASHGEN_DEVICE Message read_message() {
+      if constexpr (Blocks::sends_messages) {
+        shared.k_ring().wait_full(k_at);
+        return shared.message(k_at);
+      } else {
+        return {};
+      }
+    }
+    FLASHGEN_DEVICE Step next_tile() {
+      shared.tile_ring().wait_full(tile_at);
+      tile = shared.tile(tile_at);
+      tile_at.advance();
+      if (tile.kind < TileKind::normal) return {tile.kind, 0, true, false, false};
+      blocks.begin(p, tile, [&]() { return read_message(); });
+      return step_of(false);
+    }
+    FLASHGEN_DEVICE Step after(const Step& step) {
+      if (step.is_last) return next_tile();
+      blocks.advance([&]() { return read_message(); });
+      return step_of(true);
+    }
+    FLASHGEN_DEVICE Step step_of(bool accumulates) const {
+      return {tile.kind, blocks.block, blocks.is_last(), accumulates, blocks.needs_mask(p, tile, number)};
+    }
+    // Whether the step concerns this consumer. The last one of a tile always does, because results follow it.
+    FLASHGEN_DEVICE bool is_own(const Step& step) const {
+      return step.is_last || !blocks.is_empty(p, tile, number);
+    }
+
+    // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
+    // multiplies while another takes exponentials.
+
+    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() { named_barrier_sync(1 + number, 2 * kWarpgroupSize); }
+    FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
+      named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+    }
+
+    // ---- The parts of a step
+
+    // Line 8: S = Q K^T.
+    FLASHGEN_DEVICE void issue_scores_of() {
+      // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no
+      // registers.
+      const i32 row = number * kWarpgroupRows, own_row = cfg.q_stages > 1 ? row : opaque(row);
+      issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
+    }
+    // Line 10: O += P V.
+    FLASHGEN_DEVICE void issue_output_of(const Step& step) {
+      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates);
+      warp_scheduler_barrier_arrive();
+    }
+    FLASHGEN_DEVICE void release_keys(const Step& step) {
+      shared.k_ring().release(k_at, thread);
+      k_at.advance();
+      if (step.is_last) {
+        shared.q_ring().release(q_at, thread);
+        q_at.advance();
+      }
+    }
+    FLASHGEN_DEVICE void release_values() {
+      shared.v_ring().release(v_at, thread);
+      v_at.advance();
+    }
+    FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
+    FLASHGEN_DEVICE static i32 first_key(const Step& step) { return step.block * cfg.tile_kv; }
+    FLASHGEN_DEVICE Kept draw_kept(const Step& step) const {
+      return Dropping::template draw<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+    }
+    FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
+      return Score::template load<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+    }
+    // Whether the step may need a mask or move a reference maximum. In most steps neither holds, so one
+    // branch tests both. It is computed while products are under way, as what comes after them delays every
+    // step.
+    FLASHGEN_DEVICE bool needs_check(const Step& step) const {
+      return opaque(step.is_cut || softmax.may_move() || step.is_careful()) != 0;
+    }
+    // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
+    // softmax.factor.
+    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
+                                           bool checks) {
+      wgmma_pin(scores);
+      release_keys(step);
+      const Logits logits = Score::logits(p);
+      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), first_key(step), thread);
+      bool rescales = false;
+      if (checks) {
+        if (step.is_cut)
+          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), first_key(step),
+                    thread);
+        rescales = softmax.move(scores, logits, !cfg.anchored || step.is_careful());
+      }
+      softmax.exponentiate(scores, logits);
+      Dropping::template apply<cfg.tile_kv>(scores, kept);
+      return rescales;
+    }
+
+    // ---- Results
+
+    // The announcement of the tile whose results are not stored yet. The one after it has been read, too.
+    FLASHGEN_DEVICE typename TileRing::Where stored_at() const { return {tile_at.count - 2}; }
+
+    // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
+    FLASHGEN_DEVICE void store(RowStatistics rows) {
+      const Tile tile = shared.tile(stored_at());
+      // Addresses are computed here, rather than kept in registers throughout.
+      const Thread thread = this->thread.again();
+      const i32 warp_row = number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
+                row = tile.first_q + warp_row;
+      const Logits logits = Score::logits(p);
+      rows.finish();
+      const i32 used = tile.len_q(p) - row;
+      if constexpr (!Tile::ends_with_tensor) clear_unused(rows, used, thread);
+      // Written so that NaN is suspect. NaN or infinity in V shows in every row that is multiplied by it, so
+      // one of the lane's rows suffices.
+      bool is_suspect = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
+      if constexpr (kForbidsValues) is_suspect = is_suspect || !is_finite_row(out);
+      float scale[2];
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
-}
+      for (i32 h = 0; h < 2; ++h) {
+        scale[h] = 1.0f;
+        if constexpr (Score::has_sink) {
+          const float sink = logits.as_reference_max(Score::sink(p, tile));
+          const float reference = maximum(rows.reference_max[h], sink);
+          const bool is_used = Tile::ends_with_tensor || 8 * h + thread.row() < used;
+          if (sink > -kInfinity && is_used) {
+            scale[h] = exp2_approx(logits.powers(rows.reference_max[h] - reference));
+            rows.sum[h] = rows.sum[h] * scale[h] + exp2_approx(logits.powers(sink - reference));
+            rows.reference_max[h] = reference;
+          }
+        }
+        scale[h] *= rows.normalizer(h) * Dropping::factor(p);
+      }
+      shared.checks().record(stored_at().count, thread.warp - 4,
+                             warp_any(is_suspect && tile.kind != TileKind::careful), thread);
+      const i32 end = tile.result_rows(p);
+      // TMA stores whole warps' rows where others follow in memory.
+      const bool by_tma = cfg.stores_by_tma && (Tile::ends_with_tensor || row + kWarpRows <= end);
+      if (by_tma) {
+        store_by_tma(tile, scale, warp_row, row, end, thread);
+      } else {
+        write_rows<cfg.stored_columns>(tile.o_rows(p), row, out, scale, thread);
+      }
+      if (thread.column() == 0) {
+        float* const lse = tile.lse_rows(p) + row;
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          const i32 own = 8 * h + thread.row();
+          if (row + own < end) lse[own] = rows.log_sum_exp(h, logits);
+        }
+      }
+      shared.tile_ring().release(stored_at(), thread);
+    }
+
+    // Each warp stores its own 16 rows. The previous ones must have left shared memory; and if this tile is
+    // repeated, its first results must have reached global memory.
+    FLASHGEN_DEVICE void store_by_tma(const Tile& tile, const float (&scale)[2], i32 warp_row, i32 row,
+                                      i32 end, Thread thread) {
+      if constexpr (cfg.stores_by_tma) {
+        const OTile o{shared.start + Smem::kO};
+        if (thread.lane == 0) {
+          if (tile.kind == TileKind::careful) {
+            bulk_wait<0>();
+          } else {
+            bulk_wait_read<0>();
+          }
+        }
+        warp_sync();
+        store_strip(o, warp_row, out, scale, thread);
+        fence_proxy_async_shared();
+        warp_sync();
+        if (thread.lane == 0 && row < end) {
+          tile.store_o(o.from_row(warp_row), p, row);
+          bulk_commit();
+        }
+      }
+    }
+
+    // Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
+    FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, i32 used, Thread thread) {
+      if (used >= kWarpRows) return;
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const bool is_used = 8 * h + thread.row() < used;
+        rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
+#pragma unroll
+        for (i32 i = 0; i < cfg.head_dim_v / 4; ++i) {
+          float& o = out[4 * (i / 2) + 2 * h + i % 2];
+          o = is_used ? o : 0.0f;
+        }
+      }
+    }
+
+    // ---- The mainloop
+
+    FLASHGEN_DEVICE void run() {
+      clear(out);
+      softmax.reset();
+      // The first consumer may issue products at once.
+      if (number == cfg.consumers - 1) warp_scheduler_barrier_arrive();
+      Step next = next_tile();
+      for (;;) {
+        while (next.exists()) {
+          next = skip_to_own(next);
+          // Nothing overlaps the first scores.
+          Step step = next;
+          first_step(step);
+          next = after(step);
+          while (next.exists() && is_own(next) && !step.is_careful() && !next.is_careful()) {
+            overlapped_step(step, next);
+            step = next;
+            next = after(step);
+          }
+          last_step(step);
+        }
+        if (next.kind == TileKind::end) break;
+        // The pause. A tile that is announced after it may repeat one.
+        shared.tile_ring().release({tile_at.count - 1}, thread);
+        shared.checks().settle(thread);
+        next = next_tile();
+      }
+      // Every arrival needs a sync: the first consumer completes the last one.
+      if (number == 0) warp_scheduler_barrier_sync();
+      if (cfg.stores_by_tma && thread.lane == 0) bulk_wait<0>();
+    }
+
+    // Passes by steps that do not concern this consumer.
+    FLASHGEN_DEVICE Step skip_to_own(Step step) {
+      while (!is_own(step)) {
+        shared.k_ring().wait_full(k_at);
+        release_keys(step);
+        shared.v_ring().wait_full(v_at);
+        warp_scheduler_barrier_sync();
+        warp_scheduler_barrier_arrive();
+        release_values();
+        const bool accumulates = step.accumulates;
+        step = after(step);
+        step.accumulates = accumulates;
+      }
+      return step;
+    }
+    FLASHGEN_DEVICE void wait_operands(const Step& step, bool is_first) {
+      if (is_first) shared.q_ring().wait_full(q_at);
+      shared.k_ring().wait_full(k_at);
+    }
+    // S and P of a step by itself.
+    FLASHGEN_DEVICE void first_step(const Step& step) {
+      const Pairs pairs = load_pairs(step);
+      wait_operands(step, true);
+      issue_scores_of();
+      const Kept kept = draw_kept(step);
+      const bool checks = needs_check(step);
+      wgmma_wait<0>();
+      if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.factor);
+      round_to<T, cfg.tile_kv>(probabilities, scores);
+    }
+    // P V of a step together with S and P of the next one.
+    FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next) {
+      const Pairs pairs = load_pairs(next);
+      wait_operands(next, step.is_last);
+      warp_scheduler_barrier_sync();
+      issue_scores_of();
+      shared.v_ring().wait_full(v_at);
+      issue_output_of(step);
+      RowStatistics finished = {};
+      if (step.is_last) {
+        finished = softmax.rows;
+        softmax.reset();
+      }
+      const Kept kept = draw_kept(next);
+      const bool checks = needs_check(next);
+      bool rescales;
+      if constexpr (cfg.overlaps_own_products) {
+        wgmma_wait<1>();
+        rescales = take_exponentials(next, pairs, kept, checks);
+        wgmma_compute_before_wait(softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        wgmma_wait<0>();
+        wgmma_pin(out);
+        release_values();
+      } else {
+        wgmma_wait<0>();
+        wgmma_pin(out);
+        release_values();
+        rescales = take_exponentials(next, pairs, kept, checks);
+      }
+      round_to<T, cfg.tile_kv>(probabilities, scores);
+      if (step.is_last) {
+        store(finished);
+      } else if (!cfg.anchored && rescales) {
+        scale_rows(out, softmax.factor);
+      }
+    }
+    // Whether V holds what must not reach some row.
+    FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
+      if constexpr (!kForbidsValues) return false;
+      return step.is_careful() && step.is_cut && holds_non_finite(shared.v(v_at), shared.base, thread);
+    }
+    // P V of a step by itself.
+    FLASHGEN_DEVICE void last_step(const Step& step) {
+      shared.v_ring().wait_full(v_at);
+      warp_scheduler_barrier_sync();
+      if (leaves_out_values(step)) {
+        if (!step.accumulates) clear(out);
+        u32 allowed[2];
+        const Tile own =
+            shared.tile(step.is_last ? stored_at() : typename TileRing::Where{tile_at.count - 1});
+        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
+                                      first_key(step), thread);
+        multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
+        warp_scheduler_barrier_arrive();
+      } else {
+        issue_output_of(step);
+        wgmma_wait<0>();
+        wgmma_pin(out);
+      }
+      release_values();
+      if (step.is_last) {
+        store(softmax.rows);
+        softmax.reset();
+      }
+    }
+  };
+
+  // ---- The kernel
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Thread thread = Thread::current();
+    const Shared shared{base, shared_address(base)};
+    if (thread.index() == 0) shared.init();
+    if (thread.index() == kWarpSize) {
+      prefetch_tensormap(&p.q_map);
+      prefetch_tensormap(&p.k_map);
+      prefetch_tensormap(&p.v_map);
+    }
+    block_sync();
+    // The previous grids may run until here, and the next one may start from here on.
+    griddep_wait();
+    griddep_launch_dependents();
+    // Registers that the first warpgroup does not need go to the consumers.
+    if (thread.warp >= 4) {
+      setmaxnreg_inc<cfg.consumer_registers>();
+      Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
+    } else {
+      setmaxnreg_dec<cfg.producer_registers>();
+      if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
+      if (thread.warp == 1) Scheduler{p, shared, thread}.run();
+    }
+  }
+};
 
 }  // namespace flashgen
 
-// ---- kernels/forward_sm90.cu.j2
+// ---- kernels/hopper/forward.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1768,30 +2577,22 @@ using element_t = bfloat16_t;
 constexpr ForwardSm90Config kConfig{
     .head_dim = 64,
     .head_dim_v = 64,
-    .tile_q = 192,            // B_r: query rows per block
-    .tile_kv = 128,           // B_c: keys per step
-    .stages = 4,              // slots for V
-    .k_slots = 4,             // slots for K
-    .non_finite_records = 4,  // tiles of V with a record of non-finite values
-    .q_rows = 192,            // query rows in a slot: a tile, or one consumer's part
-    .q_slots = 2,             // slots for Q
-    .tile_slots = 2,          // slots of the ring that announces tiles of queries
-    .consumers = 3,           // warpgroups that compute, 64 query rows each
+    .stored_columns = 64,
+    .tile_q = 192,   // B_r: query rows per block
+    .tile_kv = 128,  // B_c: keys per step
+    .q_stages = 2,
+    .k_stages = 4,
+    .v_stages = 4,
+    .consumers = 3,  // warpgroups that compute, 64 query rows each
     .producer_registers = 32,
     .consumer_registers = 160,
-    .section_heads = 1,             // heads of a section, whose tiles are scheduled together
-    .doubles_to = 640,              // keys up to which the last section has twice as many heads
-    .longest_first = false,         // the last queries of a head go first
-    .running_maximum = false,       // exponentials relative to the maximum so far
-    .keeps_scores = true,           // P does not overwrite S
-    .bounds_growth = false,         // the cap bounds how far row maxima can grow
-    .computes_before_wait = false,  // exponentials overlap the products
-    .packs_statistics = true,       // row statistics of a finished tile take one register per lane
-    .ends_alone = false,            // the last P V of a tile is issued without the next scores
-    .prefetches_next_k = false,     // the next tile's first K is loaded before the last V
-    .draws_late = true,             // the next tile is drawn when few tiles of keys are left
-    .has_lower = false,             // the band has a lower bound on k - q
-    .has_upper = false,             // the band has an upper bound on k - q
+    .section_heads = 1,              // heads whose tiles are scheduled together
+    .longest_first = false,          // the last queries of a head go first
+    .anchored = true,                // exponentials relative to a reference maximum that is set once
+    .overlaps_own_products = false,  // exponentials overlap own P V
+    .stores_by_tma = true,
+    .has_lower = false,  // the band has a lower bound on k - q
+    .has_upper = false,  // the band has an upper bound on k - q
 };
 
 struct Params {
@@ -1799,14 +2600,10 @@ struct Params {
   TensorMap k_map;
   TensorMap v_map;
   TensorMap o_map;
-  const element_t* v;
   element_t* o;
   float* lse;    // log-sum-exp, (batch, heads_q, len_q)
   u32* counter;  // tiles drawn, then blocks done; 0 between launches
-  i64 v_batch;   // strides are in elements
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
+  i64 o_batch;   // strides are in elements
   i64 o_row;
   i64 o_head;
   i32 heads_q;
@@ -1822,477 +2619,28 @@ struct Params {
 };
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
 
-namespace smem {
-constexpr u32 kQ = 0;               // Q_i, 2 slots of 192 rows
-constexpr u32 kK = 49152;           // K_j, 4 slots
-constexpr u32 kV = 114688;          // V_j, 4 slots
-constexpr u32 kO = 180224;          // O_i, to be stored
-constexpr u32 kQBarriers = 204800;  // full and empty barriers of each slot
-constexpr u32 kKBarriers = 204832;
-constexpr u32 kVBarriers = 204896;
-constexpr u32 kTileBarriers = 204960;
-constexpr u32 kTiles = 204992;  // the next tiles of queries
+struct Smem {
+  static constexpr u32 kQ = 0;               // Q_i, 2 stages
+  static constexpr u32 kK = 49152;           // K_j, 4 stages
+  static constexpr u32 kV = 114688;          // V_j, 4 stages
+  static constexpr u32 kO = 180224;          // O_i, to be stored
+  static constexpr u32 kQBarriers = 204800;  // full and empty barriers of each stage
+  static constexpr u32 kKBarriers = 204832;
+  static constexpr u32 kVBarriers = 204896;
+  static constexpr u32 kTileBarriers = 204960;
+  static constexpr u32 kTiles = 205024;     // the next tiles of queries
+  static constexpr u32 kRequests = 205088;  // the producer asks for another tile
+  static constexpr u32 kChecks = 205104;    // which tiles are to be repeated (tile_checks.cuh)
+};
 
-}  // namespace smem
-
-using Logits = ScaledProducts;
-using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-using QRing = Ring<kConfig.q_slots>;
-using KRing = Ring<kConfig.k_slots>;
-using VRing = Ring<kConfig.stages>;
-using TileRing = Ring<kConfig.tile_slots>;
-
-// Everything that the warps of a block share.
-struct Shared {
-  u8* base;
-  Shape::QTile q;
-  Shape::KTile k;
-  Shape::VTile v;
-  QRing q_ring;
-  KRing k_ring;
-  VRing v_ring;
-  TileRing tile_ring;
-  RowTile* tiles;  // what the slots of tile_ring hold
-
-  FLASHGEN_DEVICE static Shared at(u8* base) {
-    const u32 start = shared_address(base);
-    return {base,
-            {start + smem::kQ},
-            {start + smem::kK},
-            {start + smem::kV},
-            {start + smem::kQBarriers},
-            {start + smem::kKBarriers},
-            {start + smem::kVBarriers},
-            {start + smem::kTileBarriers},
-            reinterpret_cast<RowTile*>(base + smem::kTiles),
-    };
-  }
-};
-
-FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
-  return Mask::of(p, rows.sequence, rows.head);
-}
-FLASHGEN_DEVICE i32 end_q(const Params& p, const RowTile& rows) {
-  return smaller(rows.first_q + kConfig.tile_q, p.len_q);
-}
-
-// The tiles of keys between the first and the last that some query of the tile may attend to. At least one, because
-// a tile that attends to nothing has results too.
-FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
-  const Range keys = mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
-  return {keys.begin, larger(keys.begin + 1, keys.end)};
-}
-
-// A warp's position in the stream of steps: tile of queries after tile of queries, and for each of them its
-// tiles of keys from the last to the first.
-struct Follower {
-  TileRing::Where tile_at;
-  KRing::Where k_at;
-  VRing::Where v_at;
-
-  FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
-    shared.tile_ring.wait_full(tile_at);
-    Step step = {shared.tiles[tile_at.slot()], 0, 0};
-    mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    tile_at.advance();
-    if (step.exists()) {
-      const Range keys = keys_of(p, step.rows);
-      step.key_tile = keys.end - 1;
-      step.last_key_tile = keys.begin;
-    }
-    return step;
-  }
-
-  // The step after `step`, once k_at has passed its keys. After a step that does not exist, the first one.
-  FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
-    if (step.is_last()) return next_tile(p, shared, thread);
-    Step next = step;
-    next.continues = 1;
-    --next.key_tile;
-    return next;
-  }
-};
-
-// ---- The producer: one warp that draws tiles of queries and issues the bulk copies of Q, K and V. Only one lane waits
-// and copies: another lane that came late to a barrier could miss a phase.
-FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread thread) {
-  const bool elected = thread.lane == 0;
-  QRing::Where q_at;
-  KRing::Where k_at;
-  VRing::Where v_at;
-  TileRing::Where tile_at;
-
-  // Loads parts of a tile of queries, each as soon as its slot is free.
-  const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
-    for (i32 i = begin; i < end; ++i) {
-      if (elected) {
-        shared.q_ring.wait_empty(q_at);
-        mbarrier_arrive_expect_tx(shared.q_ring.full(q_at), Shape::QTile::bytes);
-        const u32 full = shared.q_ring.full(q_at);
-        const i32 row = rows.first_q + i * kConfig.q_rows;
-        shared.q.slot(q_at.slot()).load(p.q_map, full, row, rows.head, rows.sequence);
-      }
-      q_at.advance();
-    }
-  };
-  // Loads a tile of values once its slot is free.
-  const auto load_values = [&](i32 tile, i32 head, i32 sequence) {
-    if (elected) {
-      shared.v_ring.wait_empty(v_at);
-      const u32 full = shared.v_ring.full(v_at);
-      mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
-      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
-    }
-    v_at.advance();
-  };
-  // Draws the number of the next tile of queries.
-  const auto draw = [&]() {
-    return draw_tile(p);
-  };
-  // Announces the next tile to all warps, and loads those of its queries that have room.
-  const auto announce = [&](i32 number) {
-    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = rows;
-      mbarrier_arrive(shared.tile_ring.full(tile_at));
-    }
-    tile_at.advance();
-    if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
-    return rows;
-  };
-
-  // The values of a step are loaded after the keys of the next one. With prefetches_next_k that holds across tiles of
-  // queries too. These say which tile of values is still to be loaded, if any, and of which head.
-  i32 values_left = -1, left_head = 0, left_sequence = 0;
-
-  // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
-  // is announced in one place: compilers make a copy of each, and take their time for it.
-  RowTile rows = {};
-  i32 drawn = block_idx_x();
-  for (;;) {
-    const i32 head_kv = rows.head / p.group;
-    Range keys = {0, 0};
-    if (rows.exists) keys = keys_of(p, rows);
-    const auto load_keys = [&](i32 tile) {
-      if (elected) {
-        shared.k_ring.wait_empty(k_at);
-        mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
-        const u32 full = shared.k_ring.full(k_at);
-        shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-      }
-      k_at.advance();
-    };
-    // Without prefetches_next_k the head and the tile are known, which saves registers.
-    const auto load_values_left = [&](i32 tile) {
-      const i32 left = kConfig.prefetches_next_k ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
-      if (left < 0) return;
-      load_values(left, kConfig.prefetches_next_k ? left_head : head_kv, kConfig.prefetches_next_k ? left_sequence : rows.sequence);
-      values_left = -1;
-    };
-    RowTile next = {};
-    bool announced = false;
-#pragma unroll 1
-    for (i32 tile = keys.end - 1;; --tile) {
-      const bool is_over = tile < keys.begin, is_first = tile + 1 == keys.end;
-      if (!is_over) {
-        load_keys(tile);
-        // Drawn late, no block has a tile waiting that another could begin.
-        const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
-        if (draws && elected) drawn = draw();
-      }
-      // The last values may wait until the next tile's first keys are loaded, unless the next queries get a slot only
-      // after those values.
-      if (!is_over || !kConfig.prefetches_next_k || !announced || !next.exists) load_values_left(tile);
-      // The next tile's queries are loaded as soon as all copies that free their slots are issued. Queries without a
-      // slot follow the first keys, which have room sooner.
-      if (!is_over && is_first) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-      const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
-      if (!announced && (is_over || (!is_first && kConfig.q_slots > 1 && is_time))) {
-        next = announce(shuffle(drawn, 0));
-        announced = true;
-      }
-      if (is_over) break;
-      values_left = tile;
-      left_head = head_kv;
-      left_sequence = rows.sequence;
-    }
-    rows = next;
-    if (!rows.exists) {
-      break;
-    }
-    if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
-  }
-  if (elected) leave_counters(p);
-}
-
-// ---- A consumer: a warpgroup that owns 64 of the tile's queries.
-FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread thread) {
-  const Thread self = thread;
-  // Which consumer this is, and where its warps' rows begin within a tile of queries.
-  const i32 consumer = thread.warp / 4 - 1;
-  const i32 strip_row = consumer * kWarpgroupRows;
-  const i32 warp_row = strip_row + thread.warp % 4 * 16;
-  Follower at;
-  QRing::Where q_at;
-  q_at.advance(consumer % Shape::q_parts);
-
-  Shape::Scores scores;
-  Shape::Output out;
-  Shape::Softmax softmax;
-
-  // Line 5: O_i = 0, l_i = 0, m_i = -inf.
-  // Whether reference maxima may move in the next tile of keys. A vote in each step would come between its last
-  // products and delay the next consumer's.
-  bool is_due = true;
-  const auto begin_rows = [&](const Step& step) {
-    softmax.reset();
-    is_due = true;
-  };
-  // Whether the step exists and concerns this warpgroup. The last one of a tile always does, because results follow it.
-  const auto is_mine = [&](const Step& step) {
-    // Rows beyond the last query attend to nothing.
-    if (step.rows.first_q + strip_row < p.len_q) return step.exists();
-    return step.is_last() && step.exists();
-  };
-  // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, but never
-  // written.
-  const auto needs_mask = [&](const Step& step) {
-    return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
-  };
-  // The warp scheduler barriers of FlashAttention-3: warpgroups issue products in turn, so that one multiplies while
-  // another computes exponentials.
-  const auto warp_scheduler_barrier_sync = [&]() {
-    named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
-  };
-  const auto warp_scheduler_barrier_arrive = [&]() {
-    named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
-  };
-  const auto multiply_keys = [&]() {
-    // With one slot the descriptors of Q_i are the same in every step. Opaque, so that they are not kept in registers.
-    const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
-    issue_scores(scores, shared.q.slot(q_at.slot()).from_row(first_row), shared.k.slot(at.k_at.slot()));
-  };
-  // K_j, and with the last one Q_i, are no longer needed.
-  const auto release_keys = [&](const Step& step) {
-    shared.k_ring.release(at.k_at, thread);
-    at.k_at.advance();
-    if (step.is_last()) {
-      shared.q_ring.release(q_at, thread);
-      q_at.advance(Shape::q_parts);
-    }
-  };
-  // Replaces the scores of pairs that the mask forbids.
-  const auto apply_mask = [&](const Step& step, float forbidden) {
-    const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-    if (needs_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
-  };
-  // Whether the mask may forbid pairs or reference maxima may move. In most steps neither holds, so one branch tests
-  // both. It is computed while the scores are under way: what comes between them and the next products delays every step.
-  const auto needs_check = [&](const Step& step) { return opaque(needs_mask(step) || is_due) != 0; };
-  // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
-  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool checks) {
-    wgmma_pin(scores);
-    release_keys(step);
-    Logits logits{p.scale_log2};
-    bool rescales = false;
-#pragma unroll 1
-    for (;;) {
-      if (checks) {
-        apply_mask(step, -kInfinity);
-        rescales = softmax.update_reference_max(scores, logits);
-        is_due = warp_any(!softmax.is_settled());
-      }
-      softmax.exponentiate(scores, probabilities, logits);
-      if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
-      checks = true;
-    }
-    softmax.add(shared.q.address);
-    return rescales;
-  };
-  // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
-  const auto write_rows = [&](const Step& step, Shape::Finished finished) {
-    // Addresses are computed here, rather than kept in registers throughout.
-    const Thread thread = self.again();
-    const i32 warp_row = (thread.warp - 4) * 16;
-    const RowStatistics rows = finished.rows(thread);
-    const RowTile& tile = step.rows;
-    const i32 row = tile.first_q + warp_row;
-    const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-    // By TMA, 16 rows per warp. They have left shared memory before the next ones are written there.
-    const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-    if (thread.lane == 0) bulk_wait_read<0>();
-    warp_sync();
-    store_strip(o_tile, warp_row, out, normalizers, thread);
-    fence_proxy_async_shared();
-    warp_sync();
-    if (thread.lane == 0 && row < p.len_q) {
-      o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
-      bulk_commit();
-    }
-    // After the results, whose copy begins with a wait for all previous stores.
-    if (thread.column() == 0) {
-      float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h, Logits{p.scale_log2});
-      }
-    }
-    // Lanes have reconverged. Without this the assembler takes them for divergent from here on.
-    warp_sync();
-  };
-
-  clear(out);
-  // The first consumer may issue products at once.
-  if (consumer == kConfig.consumers - 1) warp_scheduler_barrier_arrive();
-  const auto release_values = [&]() {
-    shared.v_ring.release(at.v_at, thread);
-    at.v_at.advance();
-  };
-  // The step whose probabilities are ready and whose values are not yet multiplied, if any, and the next step.
-  Step step = Step::none();
-  Step next = at.next_tile(p, shared, thread);
-  begin_rows(next);
-  Shape::Finished finished = {};
-  bool checks = false;
-
-  // Line 10: O_i += P_ij V_j.
-  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-    const Shape::VTile values = shared.v.slot(at.v_at.slot());
-    issue_output_in_fours(out, probabilities, values, step.continues != 0);
-    warp_scheduler_barrier_arrive();
-  };
-  // The first scores overlap nothing, and need no warp scheduler barrier.
-  const auto begin = [&]() {
-    step = Step::none();
-    shared.q_ring.wait_full(q_at);
-    shared.k_ring.wait_full(at.k_at);
-    multiply_keys();
-    checks = needs_check(next);
-    wgmma_wait<0>();
-  };
-  // The scores of `next` have come: probabilities of them.
-  const auto take_in = [&](Shape::Probabilities& probabilities) {
-    const bool rescales = take_scores(next, probabilities, checks);
-    Shape::Softmax::round(probabilities, scores);
-    if (step.is_last()) {
-      write_rows(step, finished);
-    } else if (rescales) {
-      scale_rows(out, softmax.factor);
-    }
-    step = next;
-  };
-  // The scores of the next step, perhaps the first ones of the next tile, ...
-  const auto multiply_next_keys = [&](bool are_first) {
-    if (are_first) shared.q_ring.wait_full(q_at);
-    shared.k_ring.wait_full(at.k_at);
-    // Line 8: S_ij = Q_i K_j^T.
-    warp_scheduler_barrier_sync();
-    multiply_keys();
-  };
-  // ... and the work to do while products are under way.
-  const auto prepare_next = [&](bool ends) {
-    finished = {};
-    if (ends) {
-      finished = Shape::Finished::of(softmax.rows, thread);
-      begin_rows(next);
-    }
-    checks = needs_check(next);
-  };
-  // Whether the next step's scores are computed together with this step's values.
-  const auto goes_on = [&]() {
-    next = at.after(step, p, shared, thread);
-    return is_mine(next) && !(step.is_last() && kConfig.ends_alone);
-  };
-  // A step's values and the scores of the next one.
-  const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
-    const bool ends = step.is_last();
-    multiply_next_keys(ends);
-    shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities);
-    prepare_next(ends);
-    wgmma_wait<0>();
-    wgmma_pin(out);
-    release_values();
-  };
-  // Both, if the stream goes on.
-  const auto go_on = [&](const Shape::Probabilities& probabilities) {
-    if (!goes_on()) return false;
-    multiply_both(probabilities);
-    return true;
-  };
-  // A step's values alone.
-  const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
-    shared.v_ring.wait_full(at.v_at);
-    warp_scheduler_barrier_sync();
-    multiply_values(probabilities);
-    wgmma_wait<0>();
-    wgmma_pin(out);
-  };
-
-  // The stream is one run of steps, but where some pass by.
-  Shape::Probabilities probabilities;
-  while (next.exists()) {
-    while (!is_mine(next)) {
-      shared.k_ring.wait_full(at.k_at);
-      shared.k_ring.release(at.k_at, thread);
-      at.k_at.advance();
-      shared.v_ring.wait_full(at.v_at);
-      warp_scheduler_barrier_sync();
-      warp_scheduler_barrier_arrive();
-      release_values();
-      const i32 continues = next.continues;
-      next = at.after(next, p, shared, thread);
-      next.continues = continues;
-    }
-    begin();
-    // The first scores of a stream have their own copy of the code. The other copy follows the products.
-    take_in(probabilities);
-    while (go_on(probabilities)) take_in(probabilities);
-    multiply_alone(probabilities);
-    release_values();
-    if (step.is_last()) {
-      write_rows(step, Shape::Finished::of(softmax.rows, thread));
-      if (next.exists()) begin_rows(next);
-    }
-  }
-  // Every arrival needs a sync: the first consumer completes the last one. Until here no register holds which consumer
-  // this is.
-  if (self.again().warp / 4 == 1) warp_scheduler_barrier_sync();
-  if (thread.lane == 0) bulk_wait<0>();
-}
+using Blocks = BandBlocks<kConfig, Mask>;
+using Scoring = NoScore;
+using Tile = DenseTile;
+using Dropping = NoDropout;
 
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  const Thread thread = Thread::current();
-  const Shared shared = Shared::at(base);
-  if (thread.index() == 0) {
-    constexpr u32 consumer_warps = Shape::consumer_warps;
-    shared.q_ring.init(1, Shape::q_readers);
-    shared.k_ring.init(1, consumer_warps);
-    shared.v_ring.init(1, consumer_warps);
-    // All lanes read a slot that announces a tile of queries, and each releases it.
-    shared.tile_ring.init(1, kWarpSize * consumer_warps);
-    fence_mbarrier_init();
-  }
-  if (thread.index() == kWarpSize) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-  }
-  block_sync();
-  // The previous grids may run until here, and the next one may start from here on.
-  griddep_wait();
-  griddep_launch_dependents();
-
-  // Registers that the copying warps do not need go to the consumers.
-  if (thread.warp >= 4) {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    consume(p, shared, thread);
-  } else {
-    setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, shared, thread);
-  }
+  ForwardMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Blocks, Scoring, Dropping>::run(p, base);
 }

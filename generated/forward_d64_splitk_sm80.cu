@@ -26,9 +26,9 @@
 //           566  Walking over the tiles that a mask does not rule out.
 //           603  Streaming tiles between global and shared memory.
 //           758  What a softmax takes exponentials of.
-//           790  The online softmax.
-//           922  What the forward kernel is made of.
-//          1048  The kernel: its configuration, parameters and text.
+//           785  The online softmax.
+//           917  What the forward kernel is made of.
+//          1043  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -765,9 +765,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -783,8 +780,6 @@ struct ScaledProducts {
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
-
-  static constexpr i32 sums = 2;
 };
 
 // ---- flashgen/softmax.cuh

@@ -14,13 +14,13 @@
 //           77  Scalar arithmetic, one instruction each.
 //          115  Element types.
 //          154  What a softmax takes exponentials of.
-//          171  The exponentials of a softmax that subtracts the maximum of each row.
-//          183  Warp-level matrix products.
-//          190  Banded masks.
-//          212  What the backward kernels are made of.
-//          235  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          266  Maxima and sums over the values of a block's threads.
-//          294  The kernel: its configuration, parameters and text.
+//          168  The exponentials of a softmax that subtracts the maximum of each row.
+//          180  Warp-level matrix products.
+//          187  Banded masks.
+//          209  What the backward kernels are made of.
+//          232  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          263  Maxima and sums over the values of a block's threads.
+//          291  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -161,9 +161,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }

@@ -76,7 +76,6 @@ def main(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO
         reads[DQ_SUM] = tiles * sums
         writes["dQ"] = sizes.q
         writes[DQ_SUM] += _cleared(sizes, kernel) * -(-sizes.len_q // tile_q) * sums
-        _add_parts(sizes, kernel, reads, writes)
     return KernelIO(kernel.role, reads, writes)
 
 
@@ -90,28 +89,10 @@ def _sum_bytes(attention: AttentionPlan) -> int:
 
 
 def _cleared(sizes: Sizes, kernel: KernelPlan) -> int:
-    """Heads whose sums are cleared once more, for other heads or for parts of tiles."""
+    """Heads whose sums are cleared once more, for other heads."""
     if kernel.sums is None:
         return 0
-    cuts = kernel.sums.cuts
-    parts = 0 if cuts is None else cuts.heads(sizes.problem) * (sizes.heads // sizes.heads_kv)
-    return max(0, sizes.all_heads + parts - kernel.sums.heads(sizes.problem))
-
-
-def _add_parts(sizes: Sizes, kernel: KernelPlan, reads: dict[str, int], writes: dict[str, int]) -> None:
-    """Tiles of keys that are cut: each part brings its keys and adds to sums, and the last one reads them."""
-    cuts = None if kernel.sums is None else kernel.sums.cuts
-    if cuts is None or cuts.parts(sizes.problem) == 1:
-        return
-    parts, tile_kv = cuts.parts(sizes.problem), int(kernel.constant("tile_kv"))
-    first, per_head = cuts.whole_tiles(sizes.problem), -(-sizes.len_kv // tile_kv)
-    cut = sizes.batch * sizes.heads_kv * per_head - first
-    valid = Side("k", sizes.len_kv, tile_kv).rows
-    rows = sum(int(valid[number % per_head]) for number in range(first, first + cut))
-    reads["K"] += (parts - 1) * rows * sizes.spec.head_dim * sizes.item
-    reads["V"] += (parts - 1) * rows * sizes.spec.head_dim_v * sizes.item
-    reads[DQ_SUM] += cut * cuts.tile_floats * FLOAT_BYTES
-    writes[DQ_SUM] += parts * cut * cuts.tile_floats * FLOAT_BYTES
+    return max(0, sizes.all_heads - kernel.sums.heads(sizes.problem))
 
 
 def query(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
@@ -129,3 +110,8 @@ def finish(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kernel
     """dQ from its sum to the dtype."""
     tiles = _query_tiles(sizes, kernel)
     return KernelIO(kernel.role, {DQ_SUM: tiles * _sum_bytes(attention)}, {"dQ": sizes.q})
+
+
+def repair(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """Tiles that are not finite. Finite data need no repair, and flags are left out."""
+    return KernelIO(kernel.role, {}, {})

@@ -28,6 +28,7 @@ _BY_ROLE: dict[Role, _Model] = {
     "prepare": flash.prepare,
     "main": flash.main,
     "query": flash.query,
+    "repair": flash.repair,
     "finish": flash.finish,
     "scores": standard.scores,
     "softmax": standard.softmax,
