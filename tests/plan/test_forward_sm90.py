@@ -94,15 +94,17 @@ def test_blocks_stay_and_take_one_tile_after_another() -> None:
     assert {"counter", "q_tiles", "tiles"} <= set(kernel.params.names)
 
 
-def test_it_alone_may_start_before_the_grid_before_it_ends() -> None:
+def test_kernels_for_hopper_may_start_before_the_grid_before_it_ends() -> None:
     made: list[KernelPlan] = []
     for arch in ("sm_90a", "sm_90", "sm_80"):
         scores: tuple[Any, ...] = (None, fg.softcap(30.0), fg.alibi(np.zeros(2, np.float32)))
         for mask, score, ordered in product((fg.causal(), MASKS["documents"]), scores, (False, True)):
             made += plan(fg.AttentionSpec(128, mask=mask, score=score, deterministic=ordered), None, arch).kernels
         made += plan(fg.AttentionSpec(128, cache="paged", direction="forward"), None, arch).kernels
-    assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == {"hopper/forward.cu.j2"}
-    assert all(kernel.overlaps_predecessor for kernel in made if kernel.template == "hopper/forward.cu.j2")
+    # Of the kernels for Hopper all may but the first one of a backward pass, which all GPUs share.
+    hopper = {kernel.template for kernel in made if kernel.template.startswith("hopper/")}
+    assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == hopper
+    assert all(kernel.overlaps_predecessor for kernel in made if kernel.template in hopper)
     assert len({kernel.template for kernel in made}) > 12
 
 

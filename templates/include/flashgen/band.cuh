@@ -38,14 +38,6 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys that all queries of [q_begin, q_end) may attend to. The last one may reach beyond len_kv.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;

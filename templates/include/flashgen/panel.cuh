@@ -85,31 +85,6 @@ struct PanelTile {
   }
 };
 
-// The same tile for ordinary accesses, where shared memory begins at `base`.
-template <class Tile>
-struct SharedPanels {
-  using T = typename Tile::Element;
-  u8* base;
-  Tile tile;
-
-  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
-    return *reinterpret_cast<const Vec16*>(at(row, chunk));
-  }
-  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
-    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
-  }
-  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
-    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
-  }
-
- private:
-  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
-    return base + (tile.chunk_at(row, chunk) - shared_address(base));
-  }
-};
-
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];

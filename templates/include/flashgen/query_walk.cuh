@@ -70,13 +70,6 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-  // Restricts a walk that has just started to one of `parts` parts, whose lengths differ by at most one step.
-  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
-    const i32 first = left * part / parts;
-    left = left * (part + 1) / parts - first;
-    member = first / tiles.size();
-    tile = tiles.begin + first - member * tiles.size();
-  }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
