@@ -9,7 +9,7 @@ from typing import Any
 
 from flashgen.common.version import __version__
 from flashgen.launch.call.packing import COUNTER, field_offsets
-from flashgen.launch.driver.counters import COUNTER_BYTES
+from flashgen.launch.driver.counters import COUNTER_WORD_BYTES
 from flashgen.launch.variant import Loadable
 from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Role
 
@@ -58,7 +58,7 @@ def _counter(plan: KernelPlan) -> dict[str, Any] | None:
     """Device memory that is to hold zeros before the first launch, and that one launch at a time may use."""
     if COUNTER not in plan.params.names:
         return None
-    return {"param": COUNTER, "bytes": COUNTER_BYTES, "initially": 0, "left_behind": 0}
+    return {"param": COUNTER, "bytes": plan.counters * COUNTER_WORD_BYTES, "initially": 0, "left_behind": 0}
 
 
 def _tensor_map(plan: KernelPlan, box: Box) -> dict[str, Any]:

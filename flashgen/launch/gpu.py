@@ -31,7 +31,8 @@ class GpuTarget:
         self._configs = Configs()
         self._contexts: dict[int, int] = {}
         self._libraries: dict[int, Any] = {}
-        self._counters: dict[int, Counters] = {}
+        #: By device and words of a counter.
+        self._counters: dict[tuple[int, int], Counters] = {}
         self._takes_maps: dict[int, bool] = {}
         self._lock = threading.Lock()
 
@@ -55,8 +56,10 @@ class GpuTarget:
         with self._lock:
             self._contexts[device] = driver.primary_context(device)
             with driver.on(device):
-                if any(COUNTER in kernel.plan.params.names for kernel in variant.kernels.values()):
-                    self._counters[device] = counters_of(driver, device)
+                for kernel in variant.kernels.values():
+                    words = kernel.plan.counters
+                    if COUNTER in kernel.plan.params.names:
+                        self._counters[device, words] = counters_of(driver, device, words)
                 return {role: self._function(variant, role) for role in variant.kernels}
 
     def _function(self, variant: Variant, role: Role) -> Any:
@@ -133,7 +136,7 @@ class GpuTarget:
             for kernel, _, template, places, arguments, shape in steps:
                 packer = kernel.packer
                 if packer.takes_counter:
-                    pointers = (*pointers, self._counters[device].address(stream))
+                    pointers = (*pointers, self._counters[device, kernel.plan.counters].address(stream))
                 packer.write(mine, template, places, pointers)
                 if shape is None or not (shape.cooperative or driver.overlaps_grids):
                     (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from flashgen.errors import EmulationError
 from flashgen.launch.call.packing import COUNTER, Scratch
-from flashgen.launch.driver.counters import COUNTER_BYTES
+from flashgen.launch.driver.counters import COUNTER_WORD_BYTES
 from flashgen.launch.driver.tensor_map import EMULATED_ADDRESS, TensorMap
 from flashgen.launch.target import Buffer, Step
 from flashgen.launch.variant import Variant
@@ -84,10 +84,12 @@ class HostTarget:
         options = dict(self.options)
         side = options.pop("guard", "end")
         guarded = None
-        counter = ctypes.create_string_buffer(COUNTER_BYTES)
-        if any(step.kernel.packer.takes_counter for step in steps):
+        counting = [step.kernel.plan.counters for step in steps if step.kernel.packer.takes_counter]
+        nbytes = max(counting, default=0) * COUNTER_WORD_BYTES
+        counter = ctypes.create_string_buffer(nbytes)
+        if counting:
             pointers = (*pointers, ctypes.addressof(counter))
-            buffers = (*buffers, Buffer(COUNTER, pointers[-1], COUNTER_BYTES, writable=True))
+            buffers = (*buffers, Buffer(COUNTER, pointers[-1], nbytes, writable=True))
         if self._guard is not None:
             guarded = self._guard([(b.name, b.address, b.bytes, b.writable) for b in buffers], side)
             # Null stands for what a call lacks, also where some array without elements has that address.
@@ -102,16 +104,16 @@ class HostTarget:
             found = in_use if kernel.plan.overlaps_predecessor else buffers
             kernel.handle.launch(grid, params, found, cooperative=kernel.plan.is_cooperative, **options)
             if kernel.packer.takes_counter:
-                _check_counter(kernel.plan.name, pointers[-1])
+                _check_counter(kernel.plan.name, pointers[-1], nbytes)
         if guarded is not None:
             guarded.copy_back()
 
 
-def _check_counter(kernel: str, address: int) -> None:
+def _check_counter(kernel: str, address: int, nbytes: int) -> None:
     """The next launch relies on what this one leaves."""
-    left = ctypes.string_at(address, COUNTER_BYTES)
+    left = ctypes.string_at(address, nbytes)
     if any(left):
-        words = [int.from_bytes(left[i : i + 4], "little") for i in range(0, COUNTER_BYTES, 4)]
+        words = [int.from_bytes(left[i : i + 4], "little") for i in range(0, nbytes, COUNTER_WORD_BYTES)]
         raise EmulationError(
             f"counter not put back: {kernel} left {words} in its counter, and the next launch needs zeros; "
             "the last of its blocks must put them there",

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import PREFILL, plan_cache, with_cache
+from flashgen.plan.cache import DECODE, PREFILL, plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
+from flashgen.plan.decode.forward import can_decode, plan_decode
 from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
@@ -88,6 +89,8 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
     forward = kernels[-1]
     if can_prefill(spec, asked, row, access):
         kernels += (plan_prefill(spec, asked, row),)
+    if can_decode(spec, asked, row, access):
+        kernels += (plan_decode(spec, row, access),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")
         if lineage is not None and lineage.plan_backward is not None:
@@ -132,7 +135,7 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     switches = set(kernel.switches)
     if expressions.score is not None:
         switches.add("score")
-    if expressions.sink is not None and kernel.role in ("forward", PREFILL, "captured_sink"):
+    if expressions.sink is not None and kernel.role in ("forward", PREFILL, DECODE, "captured_sink"):
         switches.add("sink")
     return replace(
         kernel,

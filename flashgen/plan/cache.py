@@ -15,6 +15,10 @@ PARTIALS = ("o_partial", "lse_partial")
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 #: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
 PREFILL: Role = "prefill"
+#: The role of the kernel for few new queries, which splits the keys by itself.
+DECODE: Role = "decode"
+#: The kernels of which a call with a cache runs one.
+ATTENDING: tuple[Role, ...] = ("forward", PREFILL, DECODE)
 _SPLITS = Param("splits", "int32", "i32", "blocks among which the keys of a tile of queries are split")
 _SEQUENCES = Param("batch", "int32", "i32", "sequences")
 _WARPS = 4
@@ -46,8 +50,8 @@ def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
-    """A forward kernel that reads keys from the cache; all but ``PREFILL`` handle one split of them."""
-    if kernel.role not in ("forward", PREFILL):
+    """A forward kernel that reads keys from the cache; the one with the role ``forward`` handles one split of them."""
+    if kernel.role not in ATTENDING:
         return kernel
     spec, splits = kernel.spec, kernel.role == "forward"
     partials = [p for p in COMBINE.params if p.name in PARTIALS] if splits else []

@@ -84,9 +84,11 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
     # Packed sequences.
     Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main", "clear_gaps")),
-    # A paged cache with split keys, and the append and combine kernels.
+    # A paged cache: the kernels for few and for many new queries, and those that append and combine.
     Golden(
-        AttentionSpec(64, mask=causal(), direction="forward", cache="paged"), "sm_80", ("forward", "append", "combine")
+        AttentionSpec(64, mask=causal(), direction="forward", cache="paged"),
+        "sm_80",
+        ("forward", "decode", "append", "combine"),
     ),
     # Standard attention, the baseline: S, its softmax, O = P V, and the gradients from a stored P.
     Golden(

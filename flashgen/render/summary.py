@@ -13,6 +13,7 @@ from flashgen.spec.text.command import rebuild_command
 _ROLES: dict[Role, str] = {
     "forward": "forward pass: O and the log-sum-exp of each row",
     "prefill": "forward pass of many new queries: O and the log-sum-exp of each row",
+    "decode": "forward pass of few new queries: O and the log-sum-exp of each row",
     "scores": "forward pass, first: S = scale * Q K^T of all pairs",
     "softmax": "forward pass, second: P = softmax(S) and the log-sum-exp of each row",
     "ds": "backward pass: dS = P * (dO V^T - D)",

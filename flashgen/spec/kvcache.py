@@ -35,6 +35,9 @@ class KVCache:
 
     ``num_splits`` divides the keys over that many blocks, whose results are then combined; with 0 flashgen chooses
     the number. Results differ by rounding alone.
+
+    With ``batch_invariant=True`` the result of a sequence has the same bits whatever else is in the batch: the keys are
+    divided at fixed places. ``num_splits`` must then be 0.
     """
 
     seqlens: Any = None
@@ -46,13 +49,14 @@ class KVCache:
     cu_seqlens_q: Any = None
     max_seqlen_q: int = 0
     cu_seqlens_k: Any = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         appended, splits, longest = self.appended, self.num_splits, self.max_seqlen_q
         are_ints = type(appended) is type(splits) is type(longest) is int
         # Only a whole number is asked whether it is 0: an array would raise an error of its own.
         has_lengths = are_ints and (self.seqlens is not None or not appended)
-        plain = has_lengths and self.cu_seqlens_q is self.cu_seqlens_k is None
+        plain = has_lengths and self.cu_seqlens_q is self.cu_seqlens_k is None and self.batch_invariant is False
         if plain and 0 <= appended <= _MOST_KEYS and 0 <= splits <= MOST_SPLITS and not longest:
             return
         problems = []
@@ -60,6 +64,10 @@ class KVCache:
             value = getattr(self, name)
             if not is_whole(value, 0, most):
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
+        if type(self.batch_invariant) is not bool:
+            problems.append(f"batch_invariant={show(self.batch_invariant)} is not a bool; use True or False")
+        elif self.batch_invariant and splits != 0:
+            problems.append(f"num_splits={show(splits)} depends on the batch; leave it out with batch_invariant=True")
         if is_whole(appended, 1, _MOST_KEYS) and self.seqlens is None:
             problems.append("appended keys lie behind those that were there; say in seqlens how many these were")
         if self.seqlens is not None and self.cu_seqlens_k is not None:

@@ -27,6 +27,8 @@ SPILLS = Resources(168, 24, 16, 0)
 KNOWN_SPILLS_BEFORE_13_5 = {"backward_main_d128_causal_sm90a": 24, "backward_query_d256_causal_sm90a": 28}
 #: Bytes of stack without spills: an array that the compiler indexes at run time.
 KNOWN_STACK_BEFORE_13_5 = {"forward_d64_splitk_sm80": 160}
+#: With all releases: O in multiply_careful, which multiplies values that are not finite.
+CAREFUL_STACK = {"decode_d64_causal_pages_sm80": 128}
 LINEAGE_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 #: With less aligned arrays, tiles wait in registers.
 LINEAGE_DTYPES = (("fp16", 16), ("fp32", 16), ("fp16", 2))
@@ -96,4 +98,4 @@ def test_committed_kernels_do_not_spill(row: Golden) -> None:
         spills = KNOWN_SPILLS_BEFORE_13_5.get(made.name, 0) if is_old else 0
         stack = KNOWN_STACK_BEFORE_13_5.get(made.name, 0) if is_old else 0
         assert found.spill_bytes <= spills, made.name
-        assert found.stack_bytes <= max(stack, spills), made.name
+        assert found.stack_bytes <= max(stack, spills, CAREFUL_STACK.get(made.name, 0)), made.name

@@ -182,3 +182,12 @@ def test_threads_that_come_at_once_never_get_the_same_counter(driver: Any, few: 
     for thread in threads:
         thread.join()
     assert len(set(found)) == 16 * 50
+
+
+def test_kernels_with_wider_counters_have_counters_of_their_own(driver: Any) -> None:
+    narrow, wide = counters_of(driver, 0), counters_of(driver, 0, 1024)
+    assert counters_of(driver, 0, 1024) is wide is not narrow
+    first, second = (wide.address(stream) for stream in (16, 17))
+    assert second - first == 4096
+    # A launch on another stream uses other words, all of which are zero at first.
+    assert [count for _, count in driver.zeroed] == [16384 * 32, 2048 * 4096]

@@ -18,9 +18,10 @@ def spec(cache: str = "paged") -> AttentionSpec:
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
 def test_there_are_kernels_to_append_and_to_combine(arch: str, cache: str) -> None:
     made = plan(AttentionSpec(128, dtype="fp16", direction="forward", cache=cache), None, arch)  # type: ignore[arg-type]
-    many_queries = ["prefill"] if arch == "sm_90a" else []
-    assert [kernel.role for kernel in made.kernels] == ["forward", *many_queries, "append", "combine", "clear_gaps"]
-    assert len({kernel.name for kernel in made.kernels}) == len(made.kernels)
+    prefill, decode = ["prefill"] * (arch == "sm_90a"), ["decode"] * (arch != "sm_75")
+    roles = ["forward", *prefill, *decode, "append", "combine", "clear_gaps"]
+    assert [kernel.role for kernel in made.kernels] == roles
+    assert len({kernel.name for kernel in made.kernels}) == len(roles)
     assert ("block_table" in made.kernel("forward").params.names) == (cache == "paged")
 
 

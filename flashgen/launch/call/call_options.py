@@ -37,6 +37,8 @@ class Side:
     longest: tuple[int, int] = (0, 0)
     #: How many splits of the keys of a cache are asked for.
     num_splits: int = 0
+    #: Whether the result of a sequence may not depend on the others.
+    batch_invariant: bool = False
 
     @property
     def parameters(self) -> dict[str | None, Value]:
@@ -105,11 +107,13 @@ class SideArguments:
             )
         names, arrays = self._cache_arrays.of(cache)
         assert cache is not None, "None is no cache"
-        key = names, cache.appended, cache.num_splits, cache.max_seqlen_q
+        key = names, cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant
         side = self._sides.get(key)
         if side is None:
             values = (("appended", cache.appended),)
-            side = self._remembered(key, Side(names, values, (cache.max_seqlen_q, 0), cache.num_splits))
+            side = self._remembered(
+                key, Side(names, values, (cache.max_seqlen_q, 0), cache.num_splits, cache.batch_invariant)
+            )
         return side, arrays, ()
 
     def _remembered(self, key: Hashable, side: Side) -> Side:

@@ -14,11 +14,11 @@ from flashgen.launch.call.packing import Packer, Value, parameter_values
 from flashgen.launch.driver.launch_attributes import LaunchShape
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.cache import PREFILL
+from flashgen.plan.cache import DECODE, PREFILL
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
 #: Launch order of each pass; roles that a plan lacks are left out.
-FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward", PREFILL)
+FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward", PREFILL, DECODE)
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "repair", "finish", "ds", "dv", "dq", "dk")
 #: How many of the outputs of a pass are results; gradients of captured tensors come after them, then workspaces.
 FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
@@ -140,6 +140,9 @@ def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Read
         packer = Packer(plan.params, boxes=plan.boxes, map_address=target.map_address)
         is_limited = plan.is_persistent or plan.is_cooperative
         most = target.multiprocessors(device) * plan.min_blocks if is_limited else None
+        if plan.role == DECODE and most is not None:
+            # Each block may need a counter of its own.
+            most = min(most, plan.counters)
         ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
     return ready
 
@@ -171,14 +174,14 @@ def make_steps(
         if all(grid):
             own = {**tile_counts(kernel.plan, problem), **maps.get(role, {})}
             template = kernel.packer.template({**values, **own})
-            started = _started(kernel, grid)
+            started = started_grid(kernel, grid)
             arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
             places, shape = kernel.packer.places(names), _shape(kernel, started)
             steps.append(Step(kernel, started, template, places, arguments, shape))
     return tuple(steps)
 
 
-def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+def started_grid(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
     """The grid to launch."""
     if not kernel.plan.is_persistent or kernel.most_blocks is None:
         return grid

@@ -48,10 +48,12 @@ from flashgen.launch.call.probabilities import (
 )
 from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
+from flashgen.launch.kvcache.decode import Parts
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
-from flashgen.plan.cache import PREFILL
+from flashgen.plan.cache import ATTENDING, DECODE, PREFILL
 from flashgen.plan.calls import PHASES, runs_at_once
+from flashgen.plan.decode.shares import prefers_decode
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 from flashgen.plan.splits import prefers_prefill, with_splits
 from flashgen.spec import AttentionSpec
@@ -129,17 +131,24 @@ class Preparer:
         access, maps = self._access(request, given, rows, problem)
         kernels, roles = self._kernels(request, access, device)
         plan = self._variants.plan(access)
+        parts = None
         if spec.cache:
-            if PREFILL in maps and self._prefers_prefill(request, given, problem):
-                roles = tuple(role for role in roles if role != "forward")
-            else:
-                most = self._target.multiprocessors(device)
-                problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
-                roles = tuple(role for role in roles if role != PREFILL)
+            chosen = self._chosen(request, given, problem, kernels, maps)
+            roles = tuple(role for role in roles if role == chosen or role not in ATTENDING)
+            if chosen == "forward":
+                most, asked = self._target.multiprocessors(device), request.side.num_splits
+                # One block goes over all keys of a row, so its result depends on no other row.
+                asked = 1 if request.side.batch_invariant else asked
+                problem = with_splits(problem, asked, plan.kernel("forward"), most)
+            if chosen == DECODE:
+                parts = Parts.of(kernels[DECODE], problem, request.side)
         if request.pass_ == "forward" and not _runs_at_once(kernels["forward"], problem):
             roles = PHASES
         values = self._values(request, given, rows, problem, plan)
         results, workspaces = self._allocated(request, given, rows, problem, plan)
+        if parts is not None:
+            values |= parts.values
+            workspaces += parts.outputs
         names = self._parameters(request, (*results, *workspaces))
         steps = make_steps(kernels, roles, problem, values, maps, names)
         if self._computes_again(request, plan):
@@ -153,6 +162,16 @@ class Preparer:
         q, k = (given.of(request.pass_, name) for name in "qk")
         checked = offsets_of(request.side, given.beside, q, k, has_cache=spec.cache is not None)
         return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
+
+    def _chosen(
+        self, request: Request, given: _Given, problem: Problem, kernels: Mapping[Role, Ready], maps: Maps
+    ) -> Role:
+        """The kernel that a call with a cache runs by."""
+        invariant = request.side.batch_invariant
+        if DECODE in kernels and prefers_decode(kernels[DECODE].plan, problem, batch_invariant=invariant):
+            return DECODE
+        prefills = PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem)
+        return PREFILL if prefills else "forward"
 
     def _prefers_prefill(self, request: Request, given: _Given, problem: Problem) -> bool:
         k = given.of(request.pass_, "k")

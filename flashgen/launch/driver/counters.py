@@ -1,4 +1,4 @@
-"""The counters of persistent kernels: two words of device memory, 0 between launches, that one launch uses at a time.
+"""The counters of persistent kernels: words of device memory, 0 between launches, that one launch uses at a time.
 
 Launches on one stream follow each other, so they share a counter: one that starts before the last has ended waits for
 it before it looks there. What is captured into a graph may be replayed beside anything, so each captured launch has a
@@ -16,12 +16,13 @@ from flashgen.errors import LaunchError
 if TYPE_CHECKING:
     from flashgen.launch.driver.cuda import CudaDriver
 
-#: Tiles given out, and blocks that are done.
-COUNTER_BYTES = 8
+COUNTER_WORD_BYTES = 4
 #: Counters lie in different sectors, so that kernels that run side by side do not wait for each other's.
 _APART = 32
 #: How many a device has at first. A graph takes one for each of its launches.
 _FIRST = 16384
+#: Kernels with wider counters take more memory for each of their launches in a graph, so fewer are made at first.
+_FIRST_BYTES = 2**23
 
 _LEGACY, _PER_THREAD = 0, 2
 
@@ -34,10 +35,11 @@ class _OfThread(threading.local):
 
 
 class Counters:
-    """The counters of one device; made in its context, outside of any capture."""
+    """The counters of one size of one device; made in its context, outside of any capture."""
 
-    def __init__(self, driver: CudaDriver, device: int) -> None:
+    def __init__(self, driver: CudaDriver, device: int, words: int = 2) -> None:
         self._driver = driver
+        self._apart = -(-words * COUNTER_WORD_BYTES // _APART) * _APART
         self._device = device
         self._by_stream: dict[int, int] = {}
         self._of_thread = _OfThread()
@@ -102,22 +104,22 @@ class Counters:
 
     def _grow(self) -> None:
         """Makes as many more as there are, so that whoever captures ever more comes to an end."""
-        count = self._made or _FIRST
-        start = self._driver.allocate_zeroed(count * _APART)
-        self._spare.append(range(start, start + count * _APART, _APART))
+        count = self._made or min(_FIRST, max(1, _FIRST_BYTES // self._apart))
+        start = self._driver.allocate_zeroed(count * self._apart)
+        self._spare.append(range(start, start + count * self._apart, self._apart))
         self._made += count
         self._is_low = False
 
 
-_counters: dict[tuple[int, int], Counters] = {}
+_counters: dict[tuple[int, int, int], Counters] = {}
 _lock = threading.Lock()
 
 
-def counters_of(driver: CudaDriver, device: int) -> Counters:
-    """The counters that all kernels share on a device, whose context must be current."""
+def counters_of(driver: CudaDriver, device: int, words: int = 2) -> Counters:
+    """The counters of so many words that kernels share on a device, whose context must be current."""
     # They hold on to the driver, so nothing else gets its id.
-    key = id(driver), device
+    key = id(driver), device, words
     with _lock:
         if key not in _counters:
-            _counters[key] = Counters(driver, device)
+            _counters[key] = Counters(driver, device, words)
         return _counters[key]

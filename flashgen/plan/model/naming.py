@@ -19,6 +19,7 @@ _STEMS: dict[Role, str] = {
     "survey": "survey",
     "append": "append",
     "prefill": "prefill",
+    "decode": "decode",
     "combine": "combine",
     "clear_gaps": "clear_gaps",
     "grid_maxima": "grid_maxima",

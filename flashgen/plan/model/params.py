@@ -13,6 +13,9 @@ _NOTES = {
     "sum_heads": "query heads in dq_accum, a ring",
     "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
+    "row_partial": "of each row of a part: the reference maximum, and the sum of exponentials",
+    "part_tiles": "tiles of keys of a part; 0: blocks share all tiles equally",
+    "slot_rows": "rows of a part in o_partial",
     "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)",
     "row_sums": "l so far, (batch, heads_q, len_q)",
     "row_maxima": "m so far, (batch, heads_q, len_q)",
@@ -102,6 +105,17 @@ def _sm90(*scales: str) -> ParamTable:
         maps=("q", "k", "v", "o"),
         counts=("counter",),
     )
+
+
+#: The decode kernel. Blocks that share an item leave their parts in o_partial and row_partial.
+DECODE_FORWARD = _table(
+    ("q", "k", "v"),
+    ("o",),
+    row_writes=("lse", "o_partial", "row_partial"),
+    sizes=(*_SIZES, "part_tiles", "slot_rows"),
+    scales=("scale", "scale_log2"),
+    counts=("counter",),
+)
 
 
 FORWARD_SM90 = _sm90("scale_log2")

@@ -77,6 +77,8 @@ class KernelPlan:
     fixed_blocks: int | None = None
     #: Whether the grid has only resident blocks, which draw tiles from a counter.
     is_persistent: bool = False
+    #: The words of its counter in global memory, which are 0 between launches.
+    counters: int = 2
     #: Whether it uses programmatic dependent launch.
     overlaps_predecessor: bool = False
     #: Whether all blocks run at the same time, so that they may wait for each other.

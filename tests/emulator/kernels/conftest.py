@@ -27,6 +27,7 @@ from flashgen.verify.cases.huge_strides import HugeStrideLayout
 from flashgen.verify.cases.layouts import laid_out
 from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
+from tests.emulator.kernels.decoded import check_decoded
 from tests.emulator.kernels.lineage import WHOLE_PASSES, check_lineage
 
 Array = np.ndarray[Any, Any]
@@ -79,6 +80,8 @@ class Case:
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
     sum_blocks: int | None = None
+    #: In how many parts a decode kernel cuts the keys; 0: as blocks share them.
+    splits: int = 0
 
     @property
     def lengths(self) -> Any:
@@ -325,6 +328,8 @@ def check() -> Check:
         **options: Any,
     ) -> list[str]:
         """What is wrong after the edited kernels, or all, and those that they need and that need them."""
+        if case.spec.cache and case.schedule is None:
+            return check_decoded(case, edits or {}, data_seed=data_seed, at=at, **options)
         if case.spec.cache:
             return check_cached(case, edits or {}, data_seed=data_seed, at=at, **options)
         if case.schedule is not None and case.schedule.algorithm in WHOLE_PASSES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flashgen.expr import Traced, log, parse, tanh, where
@@ -37,6 +38,8 @@ GRID2D = Schedule(algorithm="grid2d", tile_q=32, tile_kv=32)
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 
 STANDARD = Schedule(algorithm="standard")
+
+DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cache="paged")
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: Sequences of two tiles and more, of one row, of no queries and of no keys. Some do not use all of their rows.
@@ -80,6 +83,14 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (9, 56),
         {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2), "huge_stride": "huge-batch-stride"},
     ),
+    # Twelve rows of a tile: three new tokens, times four query heads of a group.
+    "decode": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2}),
+    # Three blocks of rows, so that the warps split the rows.
+    "decode, many rows": (DECODE, (9, 0), {"heads": 8, "heads_kv": 2}),
+    "decode, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3}),
+    "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
+    # The last token alone attends to the last value, which is NaN.
+    "decode, non-finite value": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (
         AttentionSpec(64, dtype="fp16", deterministic=True),

@@ -32,7 +32,7 @@ KERNELS = (
     ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("repair for Hopper", "repair for Hopper, wide heads"),
-    *("append", "combine"),
+    *("append", "combine", "decode"),
     *(
         "forward, naive",
         "forward, fa1",

@@ -62,6 +62,7 @@ SAMPLED = {
     "dropout": 4,
     "packed": 4,
     "cached": 4,
+    "decode": 4,
     "ring": 5,
     "grouped": 4,
     "huge row stride": 3,

@@ -1,0 +1,31 @@
+"""Calls of the decode kernel: the parameters and workspaces that only it has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashgen.launch.call.call_options import Side
+from flashgen.launch.call.packing import Value
+from flashgen.launch.call.prepared import Output, started_grid
+from flashgen.launch.target import Ready
+from flashgen.plan.decode.shares import part_slots, part_tiles, slot_rows
+from flashgen.plan.model.plans import Problem
+
+
+class Parts(NamedTuple):
+    """How a call cuts the keys into parts, and where their results go."""
+
+    values: dict[str | None, Value]
+    outputs: tuple[Output, ...]
+
+    @classmethod
+    def of(cls, decode: Ready, problem: Problem, side: Side) -> Parts:
+        """The parts of a call."""
+        plan = decode.plan
+        tiles = part_tiles(plan, problem, side.num_splits, batch_invariant=side.batch_invariant)
+        rows = slot_rows(plan, problem)
+        blocks = started_grid(decode, plan.grid(problem))[0]
+        count = part_slots(plan, problem, tiles, blocks) * rows
+        columns = -(-plan.spec.head_dim_v // 16) * 16
+        outputs = Output("o_partial", (count * columns,), "fp32"), Output("row_partial", (count * 2,), "fp32")
+        return cls({"part_tiles": tiles, "slot_rows": rows}, outputs if count else ())

@@ -1,0 +1,1 @@
+"""The kernels for few new queries and a cache."""

@@ -1,0 +1,75 @@
+"""Planning the decode kernel: few new queries and a cache, by mma.sync and cp.async."""
+
+from __future__ import annotations
+
+from flashgen.arch import Arch
+from flashgen.plan.cache import DECODE
+from flashgen.plan.decode.tiles import holds_queries, smem_of, tiles_of
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.params import DECODE_FORWARD
+from flashgen.plan.model.plans import Constant, KernelPlan
+from flashgen.plan.portable.forward import copies_asynchronously
+from flashgen.spec import AttentionSpec, Schedule
+
+#: Counters of a launch: one for each block whose last item others share.
+_COUNTERS = 1024
+#: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
+_LEAST_TILES = 4
+
+
+def can_decode(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
+    """Whether calls with a cache and few new queries run by this kernel."""
+    if spec.cache is None or spec.dropout or not spec.element.is_half or schedule != Schedule():
+        return False
+    return copies_asynchronously(arch, access_bytes) and tiles_of(spec, arch) is not None
+
+
+def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPlan:
+    """The kernel for calls with a cache and few new queries."""
+    tiles = tiles_of(spec, arch)
+    assert tiles is not None, "can_decode says whether there are any"
+    return KernelPlan(
+        name=kernel_name(spec, DECODE, arch),
+        pass_="forward",
+        role=DECODE,
+        algorithm="Flash-Decoding",
+        template="decode/forward.cu.j2",
+        spec=spec,
+        arch=arch,
+        threads=32 * tiles.warps,
+        config_type="DecodeConfig",
+        config=(
+            Constant("head_dim", spec.head_dim),
+            Constant("head_dim_v", spec.head_dim_v),
+            Constant("tile_q", tiles.rows, "new tokens times the query heads that share a key/value head"),
+            Constant("tile_kv", tiles.keys, "keys per step"),
+            Constant("stages", tiles.stages),
+            Constant("warps", tiles.warps),
+            Constant("holds_queries", holds_queries(spec), "each warp keeps its rows of Q in registers"),
+            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
+            Constant("varies_by_head", _varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
+            Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
+        ),
+        params=DECODE_FORWARD,
+        smem=smem_of(spec, tiles),
+        grid_tile=tiles.keys,
+        grid_over="kv",
+        grid_heads="kv",
+        access_bytes=access_bytes,
+        min_blocks=tiles.blocks,
+        is_persistent=True,
+        counters=_COUNTERS,
+        reasons=(tiles.reason,),
+    )
+
+
+def _varies_by_head(spec: AttentionSpec) -> bool:
+    """Whether the bounds of the mask over tiles depend on the query head."""
+    rule = spec.mask.rule
+    if spec.mask.rest is None or rule is None:
+        return False
+    from flashgen.expr.tree.nodes import USES
+
+    return any(bool(node.uses & USES["h"]) for node in (rule.may, rule.key_begin, rule.key_end))

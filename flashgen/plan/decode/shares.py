@@ -1,0 +1,59 @@
+"""Which calls run by the decode kernel, how their keys are cut into parts, and the workspace that parts take."""
+
+from __future__ import annotations
+
+from flashgen.plan.model.plans import KernelPlan, Problem
+
+#: With so many new queries a tile of another kernel has one query head's rows only, and no room is left in it. With
+#: fewer, this kernel never reads keys more often, because its tiles hold the rows of all heads of a group.
+_MOST_QUERIES = 63
+#: Kernels count tiles in 32 bits.
+_MOST_UNITS = 2**31 - 1
+#: Keys of a part with ``batch_invariant=True``: enough to hide the merge of parts.
+_PART_KEYS = 4096
+
+
+def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: bool) -> bool:
+    """Whether a call runs by the decode kernel.
+
+    The number of queries of the longest sequence decides, except for a batch-invariant call: its sequences run by this
+    kernel in any batch.
+    """
+    few = problem.len_q <= _MOST_QUERIES or batch_invariant
+    return few and problem.len_kv > 0 and _key_tiles(decode, problem) * _items(decode, problem) <= _MOST_UNITS
+
+
+def part_tiles(decode: KernelPlan, problem: Problem, splits: int, *, batch_invariant: bool) -> int:
+    """Tiles of keys of a part; 0 if blocks share all tiles equally.
+
+    The parts of a batch-invariant call do not depend on the room in the cache, which may grow with the batch.
+    """
+    if batch_invariant:
+        return _PART_KEYS // decode.grid_tile
+    return -(-_key_tiles(decode, problem) // splits) if splits else 0
+
+
+def part_slots(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int) -> int:
+    """How many parts the workspace holds: ``parts_of`` are the tiles of a part, ``blocks`` those of the grid."""
+    if not parts_of:
+        return 2 * blocks
+    return _items(decode, problem) * -(-_key_tiles(decode, problem) // parts_of)
+
+
+def slot_rows(decode: KernelPlan, problem: Problem) -> int:
+    """Rows of a part."""
+    return min(int(decode.constant("tile_q")), _rows(problem))
+
+
+def _rows(problem: Problem) -> int:
+    return problem.len_q * problem.heads_q // max(problem.heads_kv, 1)
+
+
+def _items(decode: KernelPlan, problem: Problem) -> int:
+    """Tiles of rows of all key/value heads and sequences, at most."""
+    tiles = -(-_rows(problem) // int(decode.constant("tile_q")))
+    return problem.batch * problem.heads_kv * tiles
+
+
+def _key_tiles(decode: KernelPlan, problem: Problem) -> int:
+    return -(-problem.len_kv // decode.grid_tile)

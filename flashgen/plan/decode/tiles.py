@@ -1,0 +1,113 @@
+"""The tiles of the decode kernel: warps, stages, and the shared memory they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashgen.arch import Arch
+from flashgen.plan.model.plans import SmemMap
+from flashgen.plan.model.smem import SmemLayout
+from flashgen.spec import AttentionSpec
+
+#: Rows and keys of a tile for each warp: those of one product by tensor cores.
+ROWS = KEYS = 16
+#: Bytes that a block has under way at least. An H200 delivers about 36 bytes per nanosecond to each multiprocessor,
+#: after about 800 ns: 28 KiB, for which two blocks have room to spare.
+_UNDER_WAY = 24 * 1024
+_MOST_STAGES = 5
+_STEP = 16
+#: With wider heads no registers are left for Q beside O.
+_WIDEST_HELD = 192
+#: Warps of a block and blocks of a multiprocessor, the best first. A step of narrow heads has few bytes, and takes
+#: nearly as long as one of wide heads: more warps hide that.
+_CANDIDATES = ((4, 3), (4, 2), (2, 2), (4, 1), (2, 1))
+#: Registers of Q and O with which three blocks share a multiprocessor.
+_FEW_REGISTERS = 64
+_RESULT_BYTES = 4
+#: Per row of a tile: a reference maximum and a sum, of a warp and of the block.
+_ROW_BYTES = 16
+#: The scheduler's state.
+_SCHEDULER_BYTES = 192
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """Warps, stages, and how many blocks share a multiprocessor."""
+
+    warps: int
+    stages: int
+    blocks: int
+    reason: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return ROWS * self.warps
+
+    @property
+    def keys(self) -> int:
+        """Keys of a tile."""
+        return KEYS * self.warps
+
+
+def tiles_of(spec: AttentionSpec, arch: Arch) -> DecodeTiles | None:
+    """The first candidate that fits with enough copies under way; None if none does."""
+    return next(_fitting(spec, arch), None)
+
+
+def smem_of(spec: AttentionSpec, tiles: DecodeTiles) -> SmemMap:
+    """The shared-memory map."""
+    size, (dim, dim_v) = spec.element.bytes, _padded(spec)
+    keys = tiles.stages * tiles.keys
+    ring = f", {tiles.stages} stages of {KEYS} keys for each warp"
+    layout = SmemLayout()
+    layout.then("q", _query_bytes(spec, tiles.warps), "Q, a copy of its rows for each warp")
+    layout.then("k", keys * dim * size, f"K_j{ring}")
+    layout.then("v", keys * dim_v * size, f"V_j{ring}")
+    layout.then("shared", _SCHEDULER_BYTES + tiles.rows * _ROW_BYTES, "what the threads exchange")
+    layout.over("merge", tiles.rows * dim_v * _RESULT_BYTES, "O of each warp, once the loop is over")
+    return layout.map()
+
+
+def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
+    stage = KEYS * sum(_padded(spec)) * spec.element.bytes
+    for warps, blocks in _CANDIDATES:
+        if blocks > 2 and _held_registers(spec) > _FEW_REGISTERS:
+            continue
+        room = min(arch.max_smem_per_block, arch.smem_per_multiprocessor // blocks - arch.reserved_smem_per_block)
+        extra = _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
+        stages = min(_MOST_STAGES, (room - extra) // (warps * stage))
+        under_way = (stages - 1) * warps * stage
+        if stages == _MOST_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
+            yield DecodeTiles(warps, stages, blocks, _reason(warps, stages, blocks, under_way))
+
+
+def _reason(warps: int, stages: int, blocks: int, under_way: int) -> str:
+    number = {3: "three", 2: "two"}.get(blocks)
+    shared = f"{number} blocks share a multiprocessor" if number else "one block has a multiprocessor to itself"
+    return (
+        f"{warps} warps with {KEYS} keys each and {stages} stages keep {under_way // 1024} KiB of keys and values "
+        f"under way in each block, and {shared}"
+    )
+
+
+def holds_queries(spec: AttentionSpec) -> bool:
+    """Whether registers hold Q."""
+    return spec.head_dim <= _WIDEST_HELD
+
+
+def _held_registers(spec: AttentionSpec) -> int:
+    """Registers of a thread for Q and O."""
+    dim, dim_v = _padded(spec)
+    return ROWS * (dim // 2 + dim_v) // 32
+
+
+def _query_bytes(spec: AttentionSpec, warps: int) -> int:
+    return 0 if holds_queries(spec) else warps * ROWS * _padded(spec)[0] * spec.element.bytes
+
+
+def _padded(spec: AttentionSpec) -> tuple[int, int]:
+    """Head dims, rounded up to whole steps of the tensor cores."""
+    dim, dim_v = (-(-d // _STEP) * _STEP for d in (spec.head_dim, spec.head_dim_v))
+    return dim, dim_v

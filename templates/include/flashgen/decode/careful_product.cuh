@@ -1,0 +1,62 @@
+// P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to:
+// the row's probability is 0, but 0 * NaN is NaN.
+#pragma once
+#include "flashgen/contain.cuh"
+#include "flashgen/decode/rows.cuh"
+
+namespace flashgen {
+
+// Whether some element of a slice is not finite. All lanes of a warp call, and get the same.
+template <class Slice>
+FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
+  u32 signs = 0;
+#pragma unroll 1
+  for (i32 i = thread.lane; i < Slice::rows * Slice::chunks; i += kWarpSize) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(slice.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Slice::Element>(chunk.words[w]);
+  }
+  return warp_any(signs != 0);
+}
+
+// out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
+// element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
+// a loop keeps this rare code short.
+template <class Slice, i32 blocks>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
+                                      const Accumulator<1, 2>& allowed, Slice v, Thread thread) {
+  using T = typename Slice::Element;
+  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+  const RightRows<Slice, true> values(v, 0, thread);
+  const u32 ones = pack(T{}, 1.0f, 1.0f);
+  Accumulator<1, blocks> sums;
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
+#pragma unroll 1
+  for (i32 n = 0; n < blocks; n += 2) {
+    RightFragment<T> finite[2];
+    values.load_pair(finite, n, 0);
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      // Ones in place of what is not finite count the allowed pairs with such an element.
+      RightFragment<T> bad;
+#pragma unroll
+      for (i32 w = 0; w < 2; ++w) {
+        const u32 lost = (non_finite_signs<T>(finite[i].words[w]) >> 15) * 0xffffu;
+        finite[i].words[w] &= ~lost;
+        bad.words[w] = lost & ones;
+      }
+      float (&sum)[4] = sums[0][n + i];
+      float reached[4] = {};
+      multiply_block<false>(sum, left.fragments[0][0], finite[i]);
+      multiply_block<false>(reached, pairs.fragments[0][0], bad);
+      mma_finish();
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? not_a_number<float>() : sum[e];
+    }
+  }
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
+}
+
+}  // namespace flashgen

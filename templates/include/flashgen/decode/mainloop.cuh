@@ -1,0 +1,245 @@
+// Attention of few new tokens to a cache: O = softmax(Q K^T) V, at the speed at which memory delivers K and
+// V.
+//
+// The warps of a block split the keys of a tile between them. If the rows fill more than one block of 16,
+// they split the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its
+// own slice of every tile through a ring of stages. So as long as no warp reads another's keys, the loop has
+// no barrier.
+//
+//     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
+//
+// At the end of an item the block merges its warps' results through shared memory. Blocks that share an item
+// leave their parts in a workspace, and the last of them to finish merges these.
+//
+// Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
+// `paged` where keys lie. Smem holds the offsets of the shared-memory map.
+#pragma once
+#include "flashgen/decode/careful_product.cuh"
+#include "flashgen/decode/key_slices.cuh"
+#include "flashgen/decode/results.cuh"
+#include "flashgen/decode/scheduler.cuh"
+#include "flashgen/decode/scores.cuh"
+#include "flashgen/walk.cuh"
+
+namespace flashgen {
+
+template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
+struct DecodeMainloop {
+  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
+                "each warp has 16 rows and 16 keys of a tile");
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  static constexpr i32 score_blocks = kSliceKeys / 8;
+
+  using KSlice = SharedTile<T, kSliceKeys, dim>;
+  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
+  using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
+  using Scores = Accumulator<1, score_blocks>;
+  using Output = Accumulator<1, dim_v / 8>;
+  using Logits = typename Score::Logits;
+  using Softmax = OnlineSoftmax<1, Logits>;
+  using Results = DecodeResults<cfg, T, Params, Score>;
+
+  // ---- Shared memory
+
+  struct Shared {
+    DecodeScheduler<cfg, Mask> scheduler;
+    u32 is_last;
+    RowTotals<cfg> totals;
+  };
+  static_assert(Smem::kShared + sizeof(Shared) <= Smem::kBytes,
+                "the plan leaves room for what threads exchange");
+  static_assert(Smem::kMerge + Results::bytes <= Smem::kShared, "results take the place of the ring");
+
+  const Params& p;
+  u8* base;
+  Thread thread;
+
+  FLASHGEN_DEVICE Shared& shared() const { return *reinterpret_cast<Shared*>(base + Smem::kShared); }
+  FLASHGEN_DEVICE KSlice k_slice(i32 stage, i32 slice) const {
+    return KSlice{base + Smem::kK}.slot(stage * cfg.warps + slice);
+  }
+  FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
+    return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
+  }
+
+  // ---- How the warps share a tile
+
+  // So many warps take different rows of the same keys: 1, 2 or 4.
+  FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
+    const i32 blocks = item.row_blocks();
+    return blocks <= 2 ? blocks : cfg.warps;
+  }
+
+  // ---- The loop over tiles of keys
+
+  // Tiles that hold allowed pairs.
+  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
+    return [this, &item](i32 tile) {
+      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+      const i32 heads = cfg.varies_by_head ? p.group : 1;
+      bool is_visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < heads; ++i) {
+        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
+      }
+      return is_visited;
+    };
+  }
+
+  FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+
+  // Computes O and the softmax of a warp's rows over its keys of some tiles.
+  FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
+                              i32 row_warps) const {
+    const i32 row_block = thread.warp % row_warps;
+    const LaneRows rows = LaneRows::of(p, item, row_block, thread);
+    const auto masks = LaneMasks<Mask>::of(p, item, rows);
+    const Logits logits = Score::logits(p);
+
+    const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
+    const T* const keys = p.k + item.head_kv * p.k_head;
+    const T* const values = p.v + item.head_kv * p.v_head;
+    // No key before or behind these is read: its page may have been given away.
+    const Range existing = existing_keys(item);
+    const auto visited = visited_by(item);
+    Walk<Mask::has_holes> ahead(tiles);
+    SlicePlaces<paged> places;
+    const auto find_next = [&](Thread thread) {
+      ahead.advance(thread, visited);
+      if (!ahead.over())
+        places = SlicePlaces<paged>::of(p, item.cached, existing,
+                                        ahead.tile * cfg.tile_kv + thread.warp * kSliceKeys, thread);
+    };
+    // Starts the copies of the next tile, and returns its number.
+    const auto fetch_next = [&](i32 stage, Thread thread) {
+      const i32 tile = ahead.tile;
+      if (!ahead.over()) {
+        const u32 existing = warp_ballot(places.exists());
+        copy_slice<cfg.head_dim, cfg.access_bytes>(k_slice(stage, thread.warp), keys,
+                                                   places.offset(p.k_batch, p.k_row), existing, thread);
+        copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
+                                                     places.offset(p.v_batch, p.v_row), existing, thread);
+        find_next(thread);
+      }
+      cp_async_commit();
+      return tile;
+    };
+    clear(out);
+    softmax.reset();
+
+    find_next(thread);
+    // The numbers of the tiles whose copies are under way. The first steps only start copies.
+    i32 under_way[cfg.stages - 1] = {};
+    i32 stage = 0, filled_stage = 0;
+#pragma unroll 1
+    for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
+      const Thread here = thread.again();
+      const i32 first_key = under_way[0] * cfg.tile_kv;
+      if (step >= 0) {
+        // The tile has arrived, and nobody needs the stage that the next copies overwrite.
+        cp_async_wait<cfg.stages - 2>();
+        if (row_warps == 1) {
+          warp_sync();
+        } else {
+          block_sync();
+        }
+      }
+#pragma unroll
+      for (i32 i = 0; i + 2 < cfg.stages; ++i) under_way[i] = under_way[i + 1];
+      under_way[cfg.stages - 2] = fetch_next(filled_stage, here);
+      filled_stage = next_stage(filled_stage);
+      if (step < 0) continue;
+
+#pragma unroll 1
+      for (i32 slice = thread.warp / row_warps; slice < cfg.warps; slice += cfg.warps / row_warps) {
+        const i32 key = first_key + slice * kSliceKeys;
+        const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
+        if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
+        Scores scores;
+        clear(scores);
+        multiply<T, false, dim / 16>(scores, queries.left(here),
+                                     RightTransposed(k_slice(stage, slice), 0, here));
+        Score::apply(scores, p, item, rows, key, thread);
+        if (is_cut) {
+          for_each_score(scores, [&](float& s, i32 h, i32 column) {
+            if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
+          });
+        }
+        softmax.update(scores, out, logits);
+        const VSlice v = v_slice(stage, slice);
+        if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
+          Scores allowed;
+          clear(allowed);
+          for_each_score(allowed, [&](float& a, i32 h, i32 column) {
+            a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
+          });
+          multiply_careful(out, scores, allowed, v, thread);
+        } else {
+          multiply<T, false, 1>(out, LeftRegisters<T, 1, score_blocks>(scores, thread),
+                                RightRows<VSlice, true>(v, 0, here));
+        }
+      }
+      stage = next_stage(stage);
+    }
+    softmax.finish();
+    cp_async_wait<0>();
+  }
+
+  // The keys that some row may attend to.
+  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
+    if constexpr (cfg.varies_by_head) {
+      return {0, item.cached.len_kv};
+    } else {
+      const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
+      return {keys.begin, smaller(keys.end, item.cached.len_kv)};
+    }
+  }
+
+  // ---- The block's share of an item
+
+  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+    const DecodeItem& item = assigned.item;
+    const i32 row_warps = row_warps_of(item);
+    const Results results{p,         item,  reinterpret_cast<float*>(base + Smem::kMerge), shared().totals,
+                          row_warps, thread};
+    const i32 first_block = shares.owner(assigned.first_unit);
+    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    const bool is_fixed = p.part_tiles != 0;
+    const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
+    const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
+    // Parts of fixed sizes one by one, or all tiles at once.
+    const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
+#pragma unroll 1
+    for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {
+      const i32 first_tile = item.tiles.begin + unit * unit_tiles;
+      const Range tiles = {first_tile, smaller(item.tiles.end, first_tile + step * unit_tiles)};
+      Output out;
+      Softmax softmax;
+      attend(out, softmax, item, tiles, row_warps);
+      results.share(out, softmax);
+      if (slots.count == 1) {
+        results.store_whole();
+      } else {
+        results.store_part(slots(is_fixed ? unit : block_idx_x() - first_block));
+      }
+      // The next copies overwrite these results.
+      block_sync();
+    }
+    if (slots.count > 1 && (blocks == 1 || arrives_last(p.counter + first_block, static_cast<u32>(blocks),
+                                                        shared().is_last, thread)))
+      results.merge(slots);
+  }
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Thread thread = Thread::current();
+    const DecodeMainloop self{p, base, thread};
+    DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
+    scheduler.init(p, thread);
+#pragma unroll 1
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignment, scheduler.shares);
+  }
+};
+
+}  // namespace flashgen

@@ -1,0 +1,154 @@
+// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
+// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
+// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
+// other lengths.
+//
+// A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
+// whatever else is in the batch, and its result has the same bits.
+#pragma once
+#include "flashgen/decode/rows.cuh"
+
+namespace flashgen {
+
+// The work of one sequence: items of equal length, one for each key/value head and tile of rows.
+struct SequenceWork {
+  CachedSequence cached;
+  Range tiles;
+  i32 row_tiles;
+  // Units of an item, and of all items.
+  i32 units;
+  i32 all_units;
+
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE static SequenceWork of(const Params& p, i32 sequence) {
+    const CachedSequence cached = CachedSequence::of(p, sequence);
+    Range tiles = {0, ceil_div(cached.len_kv, cfg.tile_kv)};
+    if constexpr (!cfg.varies_by_head)
+      tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
+    tiles.end = larger(tiles.end, tiles.begin + 1);
+    const i32 row_tiles = ceil_div(cached.len_q * p.group, cfg.tile_q);
+    const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
+    return {cached, tiles, row_tiles, units, units * row_tiles * p.heads_kv};
+  }
+
+  template <DecodeConfig cfg, class Params>
+  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 index) const {
+    const i32 head_kv = index / row_tiles, first_row = (index - head_kv * row_tiles) * cfg.tile_q;
+    return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
+            tiles};
+  }
+};
+
+// How the units of all items are shared out.
+struct alignas(16) Shares {
+  i64 units;
+  i64 blocks;
+
+  FLASHGEN_DEVICE i32 begin(i32 block) const {
+    return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
+  }
+  // The block that owns a unit.
+  FLASHGEN_DEVICE i32 owner(i32 unit) const {
+    return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
+  }
+
+ private:
+  FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
+};
+
+// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
+// item's first unit is number `first_unit`.
+struct alignas(16) Assignment {
+  bool exists;
+  DecodeItem item;
+  i32 units;
+  i32 begin;
+  i32 end;
+  i32 first_unit;
+};
+
+// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
+// runs it.
+template <DecodeConfig cfg, class Mask>
+struct DecodeScheduler {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  i32 warp_units[cfg.warps];
+  Shares shares;
+  // The units that are left of the block's share, from unit `unit` of a sequence on.
+  i32 at;
+  i32 end;
+  i32 sequence;
+  i32 unit;
+  Assignment assignment;
+
+  // All threads of the block call. Each counts the units of consecutive sequences.
+  template <class Params>
+  FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
+    const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
+    const i32 last = smaller(first + each, p.batch);
+    i32 own = 0;
+#pragma unroll 4
+    for (i32 i = first; i < last; ++i) own += work_of(p, i).all_units;
+    // A prefix sum over the threads.
+    i32 before = own;
+#pragma unroll
+    for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+      const i32 other = shuffle(before, (thread.lane - distance) & 31);
+      if (thread.lane >= distance) before += other;
+    }
+    if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
+    block_sync();
+    i32 all = 0;
+#pragma unroll
+    for (i32 w = 0; w < cfg.warps; ++w) {
+      if (w < thread.warp) before += warp_units[w];
+      all += warp_units[w];
+    }
+    before -= own;
+    // A part of many rows takes longer to merge, and has to be worth it.
+    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
+    const i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
+    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, grid_dim_x()))};
+    const i32 begin = all_shares.begin(block_idx_x());
+    if (thread.index() == 0) {
+      shares = all_shares;
+      at = begin;
+      end = smaller(all, all_shares.begin(block_idx_x() + 1));
+    }
+    if (before <= begin && begin < before + own) {
+      // The share begins among this thread's sequences.
+      sequence = first;
+      unit = begin - before;
+    }
+  }
+
+  // Assigns the next units. All threads of the block call, when they need the last assignment no more.
+  template <class Params>
+  FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
+    block_sync();
+    if (thread.index() == 0) advance(p);
+    block_sync();
+    return assignment;
+  }
+
+ private:
+  template <class Params>
+  FLASHGEN_DEVICE static SequenceWork work_of(const Params& p, i32 sequence) {
+    return SequenceWork::of<cfg, Mask>(p, sequence);
+  }
+
+  template <class Params>
+  FLASHGEN_DEVICE void advance(const Params& p) {
+    assignment.exists = at < end;
+    if (at >= end) return;
+    SequenceWork work = work_of(p, sequence);
+    for (; unit >= work.all_units; work = work_of(p, ++sequence)) unit -= work.all_units;
+    const i32 index = unit / work.units, begin = unit - index * work.units;
+    const i32 count = smaller(work.units - begin, end - at);
+    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
+    at += count;
+    unit += count;
+  }
+};
+
+}  // namespace flashgen

@@ -1,0 +1,41 @@
+"""The registers of the decode kernel: two blocks share a multiprocessor, and nothing spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.cache import default_cache
+from flashgen.compile import compile_source
+from flashgen.plan import plan
+from flashgen.render import render
+from tests.drawn import some
+
+DIMS = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
+ARCHS = ("sm_80", "sm_90a", "sm_120")
+SLOPES = np.linspace(0.01, 0.5, 16).astype(np.float32)
+FEATURES: dict[str, dict[str, Any]] = {
+    "causal pages": {"mask": fg.causal(), "cache": "paged"},
+    "all keys": {"cache": "contiguous"},
+    "window, softcap and sink": {
+        "mask": fg.window(1000, 0),
+        "score": fg.softcap(30.0) >> fg.sink(SLOPES),
+        "cache": "paged",
+    },
+    "chunks and ALiBi": {"mask": fg.causal() & fg.chunked(512), "score": fg.alibi(SLOPES), "cache": "contiguous"},
+}
+CASES = [(arch, *dims, name) for arch in ARCHS for dims in DIMS for name in FEATURES]
+
+
+@pytest.mark.parametrize(("arch", "dim", "dim_v", "name"), some(CASES, *CASES[::7]))
+def test_nothing_spills(arch: str, dim: int, dim_v: int, name: str) -> None:
+    spec = fg.AttentionSpec(dim, head_dim_v=dim_v, direction="forward", **FEATURES[name])
+    kernel = plan(spec, None, arch).kernel("decode")
+    found = default_cache().get_or_compile(render(kernel), compile_source)[0].resources
+    assert found.spill_bytes == 0
+    # O is copied to local memory where a forbidden value is not finite.
+    assert found.stack_bytes <= 2 * 4 * dim_v
+    assert found.registers * kernel.threads * kernel.min_blocks <= kernel.arch.registers_per_multiprocessor

@@ -1,0 +1,91 @@
+"""The tiles of the decode kernel, which calls run by it, and the workspace of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen.arch import ARCHS, get_arch
+from flashgen.plan import plan
+from flashgen.plan.decode.shares import part_slots, part_tiles, prefers_decode, slot_rows
+from flashgen.plan.decode.tiles import tiles_of
+from flashgen.plan.model.plans import KernelPlan, Problem
+from flashgen.spec import AttentionSpec, Schedule, causal
+
+DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
+
+
+def spec(dim: int = 128, dim_v: int = 0, **fields: Any) -> AttentionSpec:
+    given: dict[str, Any] = {"mask": causal(), "direction": "forward", "cache": "paged", **fields}
+    return AttentionSpec(dim, head_dim_v=dim_v or dim, **given)
+
+
+def decode(dim: int = 128, arch: str = "sm_90a", **fields: Any) -> KernelPlan:
+    return plan(spec(dim, **fields), None, arch).kernel("decode")
+
+
+@pytest.mark.parametrize("arch", [name for name in ARCHS if name != "sm_75"])
+@pytest.mark.parametrize(("dim", "dim_v"), DIMS)
+def test_enough_bytes_are_under_way_and_the_blocks_fit(dim: int, dim_v: int, arch: str) -> None:
+    made, row = plan(spec(dim, dim_v), None, arch).kernel("decode"), get_arch(arch)
+    tiles = tiles_of(made.spec, row)
+    assert tiles is not None
+    each = made.smem.bytes + row.reserved_smem_per_block
+    assert made.smem.bytes <= row.max_smem_per_block
+    assert tiles.blocks * each <= row.smem_per_multiprocessor
+    stage = tiles.keys * 2 * (dim + dim_v)
+    has_much = row.smem_per_multiprocessor > 128 * 1024
+    under_way = (tiles.stages - 1) * stage
+    assert under_way >= 24 * 1024
+    assert tiles.blocks * under_way >= (64 if has_much else 32) * 1024
+    # A hundred kilobytes hold two blocks up to 128 columns.
+    assert tiles.blocks >= 2 or (dim > 128 and not has_much)
+
+
+@pytest.mark.parametrize(
+    ("fields", "schedule", "arch", "access_bytes"),
+    [
+        ({"dtype": "fp32"}, None, "sm_80", None),
+        ({"dtype": "fp16"}, None, "sm_75", None),
+        ({"cache": None}, None, "sm_80", None),
+        ({}, Schedule(tile_kv=32), "sm_80", None),
+        ({}, None, "sm_80", 2),
+    ],
+)
+def test_other_specs_have_no_decode_kernel(fields: Any, schedule: Any, arch: str, access_bytes: int | None) -> None:
+    made = plan(spec(**fields), schedule, arch, access_bytes=access_bytes)
+    assert not made.has("decode")
+
+
+def test_few_queries_prefer_the_decode_kernel() -> None:
+    kernel = decode()
+
+    def prefers(len_q: int, len_kv: int = 1000, batch: int = 4, *, batch_invariant: bool = False) -> bool:
+        return prefers_decode(kernel, Problem(batch, 32, 8, len_q, len_kv), batch_invariant=batch_invariant)
+
+    assert [prefers(n) for n in (1, 63, 64)] == [True, True, False]
+    assert prefers(1000, batch_invariant=True)
+    # Units are counted in 32 bits, and without room for keys the grid has no blocks.
+    assert not prefers(1, 2**30 - 1, batch=100)
+    assert not prefers(1, 0)
+
+
+def test_parts_of_fixed_sizes_do_not_depend_on_the_room_in_the_cache() -> None:
+    kernel = decode()
+    sizes = {part_tiles(kernel, Problem(4, 32, 8, 1, n), 0, batch_invariant=True) for n in (100, 10**6)}
+    assert sizes == {4096 // kernel.grid_tile}
+    assert part_tiles(kernel, Problem(4, 32, 8, 1, 10000), 0, batch_invariant=False) == 0
+    # 157 tiles in four parts.
+    assert part_tiles(kernel, Problem(4, 32, 8, 1, 10000), 4, batch_invariant=False) == 40
+
+
+def test_each_part_has_a_slot() -> None:
+    kernel, problem = decode(), Problem(5, 32, 8, 3, 10000)
+    assert slot_rows(kernel, problem) == 12
+    assert part_slots(kernel, problem, 0, blocks=264) == 528
+    assert part_slots(kernel, problem, 40, blocks=264) == 5 * 8 * 4
+    # 80 rows of a head are two tiles.
+    many = Problem(5, 32, 8, 20, 10000)
+    assert slot_rows(kernel, many) == 64
+    assert part_slots(kernel, many, 40, blocks=264) == 2 * 5 * 8 * 4
