@@ -22,5 +22,14 @@ template <i32 count>
 FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
   write_columns(part, strip, 0, 2 * count, thread);
 }
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
 
 }  // namespace flashgen
