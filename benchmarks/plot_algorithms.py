@@ -20,8 +20,10 @@ ALGORITHMS = {
 }
 #: What NVIDIA publishes for the H200 (SXM): memory bandwidth, and dense peaks with and without tensor cores.
 MEMORY_TBPS, MATRIX_TFLOPS, FP32_TFLOPS = 4.8, 989, 67
+#: The axes of the roofline, which all its points lie within: FLOP per byte and TFLOP/s.
+INTENSITIES, RATES = (0.003, 1000), (0.03, 3000)
 #: Where labels of points that lie close to each other go.
-LABEL_OFFSETS = {"fa2": (5, -8), "fa3": (-22, -2), "grid2d": (-34, -3), "standard": (-44, 2), "naive": (5, -6)}
+LABEL_OFFSETS = {"fa2": (5, -8), "fa3": (-22, -2), "grid2d": (-34, -3), "standard": (-44, 2), "naive": (-4, 6)}
 
 
 def tokens(text: str) -> int:
@@ -73,14 +75,14 @@ def roofline(plt: Any, table: Table) -> Any:
     """A panel for each head dim: the rate of each algorithm by its arithmetic intensity, under published ceilings."""
     dims = table.values("D")
     figure, axes = plt.subplots(1, len(dims), sharex=True, sharey=True, figsize=(8, 3.6))
-    limits = (0.01, 1000)
+    limits = INTENSITIES
     for axis, dim in zip(axes, dims, strict=True):
         for peak, label in ((MATRIX_TFLOPS, "bf16"), (FP32_TFLOPS, "fp32")):
             ridge = peak / MEMORY_TBPS
             axis.plot((limits[0], ridge, limits[1]), (limits[0] * MEMORY_TBPS, peak, peak), "k-", linewidth=0.8)
             axis.text(limits[1] * 0.8, peak * 1.25, f"{label}: {peak:g} TFLOP/s", fontsize=7, ha="right")
         axis.text(
-            0.1, 0.13 * MEMORY_TBPS, f"memory: {MEMORY_TBPS:g} TB/s", fontsize=7, rotation=40, rotation_mode="anchor"
+            0.05, 0.065 * MEMORY_TBPS, f"memory: {MEMORY_TBPS:g} TB/s", fontsize=7, rotation=40, rotation_mode="anchor"
         )
         for row in (row for row in table.rows if row["D"] == dim):
             name, place = row["algorithm"], (number(row["FLOP/byte"]), number(row["TFLOP/s"]))
@@ -90,7 +92,7 @@ def roofline(plt: Any, table: Table) -> Any:
         axis.set_yscale("log")
         axis.set_xlim(limits)
         axis.minorticks_off()
-        axis.set_ylim(0.03, 3000)
+        axis.set_ylim(RATES)
         axis.set_title(f"D={dim}", fontsize=9)
     axes[0].set_ylabel("TFLOP/s", fontsize=9)
     figure.supxlabel("FLOP per byte of device memory, by the IO model", fontsize=9)

@@ -21,7 +21,7 @@
 //          496  Streaming tiles between global and shared memory.
 //          545  What the backward kernels are made of.
 //          589  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          797  The kernel: its configuration, parameters and text.
+//          799  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -776,18 +776,20 @@ struct Product {
   }
 };
 
-// Calls visit(row, column, values) for each two neighbours of a row that a lane holds of its warp's sums.
+// Calls visit(row, pairs) for each row of which a lane holds some of its warp's sums. `pairs(each)` calls
+// each(column, values) for each two neighbours.
 template <class Share, class Visit>
-FLASHGEN_DEVICE void visit_pairs(typename Share::Product& sums, Thread thread, const Visit& visit) {
+FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, const Visit& visit) {
   const i32 row = Share::row(thread.warp) + thread.row(),
             column = Share::column(thread.warp) + thread.column();
 #pragma unroll
   for (i32 m = 0; m < Share::row_blocks; ++m) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
+      visit(row + 16 * m + 8 * h, [&](const auto& each) {
 #pragma unroll
-      for (i32 n = 0; n < Share::column_blocks; ++n)
-        visit(row + 16 * m + 8 * h, column + 8 * n, sums[m][n] + 2 * h);
+        for (i32 n = 0; n < Share::column_blocks; ++n) each(column + 8 * n, sums[m][n] + 2 * h);
+      });
     }
   }
 }
@@ -869,14 +871,18 @@ FLASHGEN_KERNEL(256, 2) backward_ds_d64_causal_standard_sm80(FLASHGEN_GRID_CONST
   const Matrix<const element_t> probabilities = scores_of(p.probabilities, p, place.sequence, place.head);
   const Matrix<element_t> dscores = scores_of(p.dscores, p, place.sequence, place.head);
   const float* const dsum = p.dsum + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q;
-  visit_pairs<ScoreProduct::Share>(sums, thread, [&](i32 row, i32 column, const float* dp) {
-    const i32 q = first_q + row, key = first_key + column;
-    if (q >= dscores.row_count || key >= dscores.column_count) return;
-    const Two<element_t> pair = *reinterpret_cast<const Two<element_t>*>(probabilities.at(q, key));
+  visit_rows<ScoreProduct::Share>(sums, thread, [&](i32 row, const auto& pairs) {
+    const i32 q = first_q + row;
+    if (q >= dscores.row_count) return;
     const float d = dsum[q];
-    const auto gradient = [&](i32 e) {
-      return mask.allows(q, key + e) ? to_float(pair.values[e]) * (dp[e] - d) : 0.0f;
-    };
-    *reinterpret_cast<Pair<element_t>*>(dscores.at(q, key)) = Pair<element_t>::from(gradient(0), gradient(1));
+    pairs([&](i32 column, const float* dp) {
+      const i32 key = first_key + column;
+      if (key >= dscores.column_count) return;
+      const Two<element_t> pair = *reinterpret_cast<const Two<element_t>*>(probabilities.at(q, key));
+      const auto gradient = [&](i32 e) {
+        return mask.allows(q, key + e) ? to_float(pair.values[e]) * (dp[e] - d) : 0.0f;
+      };
+      *reinterpret_cast<Pair<element_t>*>(dscores.at(q, key)) = Pair<element_t>::from(gradient(0), gradient(1));
+    });
   });
 }

@@ -20,7 +20,7 @@
 //          439  Streaming tiles between global and shared memory.
 //          488  What the backward kernels are made of.
 //          512  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          719  The kernel: its configuration, parameters and text.
+//          729  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -698,20 +698,30 @@ struct Product {
   }
 };
 
-// Calls visit(row, column, values) for each two neighbours of a row that a lane holds of its warp's sums.
+// Calls visit(row, pairs) for each row of which a lane holds some of its warp's sums. `pairs(each)` calls
+// each(column, values) for each two neighbours.
 template <class Share, class Visit>
-FLASHGEN_DEVICE void visit_pairs(typename Share::Product& sums, Thread thread, const Visit& visit) {
+FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, const Visit& visit) {
   const i32 row = Share::row(thread.warp) + thread.row(),
             column = Share::column(thread.warp) + thread.column();
 #pragma unroll
   for (i32 m = 0; m < Share::row_blocks; ++m) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
+      visit(row + 16 * m + 8 * h, [&](const auto& each) {
 #pragma unroll
-      for (i32 n = 0; n < Share::column_blocks; ++n)
-        visit(row + 16 * m + 8 * h, column + 8 * n, sums[m][n] + 2 * h);
+        for (i32 n = 0; n < Share::column_blocks; ++n) each(column + 8 * n, sums[m][n] + 2 * h);
+      });
     }
   }
+}
+
+// Calls visit(row, column, values) for each two neighbours of a row.
+template <class Share, class Visit>
+FLASHGEN_DEVICE void visit_pairs(typename Share::Product& sums, Thread thread, const Visit& visit) {
+  visit_rows<Share>(sums, thread, [&](i32 row, const auto& pairs) {
+    pairs([&](i32 column, const float* values) { visit(row, column, values); });
+  });
 }
 
 }  // namespace flashgen

@@ -19,7 +19,9 @@ from flashgen.launch.call.prepared import (
     backward_outputs,
     forward_outputs,
     shared_allocation,
+    workspace_outputs,
 )
+from flashgen.launch.call.probabilities import computing_workspaces
 from flashgen.plan import plan, workspaces
 from flashgen.plan.model.plans import AttentionPlan, Pass
 from flashgen.spec import AttentionSpec, Schedule
@@ -109,6 +111,7 @@ def memory(
 ) -> Memory:
     """Device memory of a forward and, if the spec has one, a backward call of a built kernel.
 
+    With ``Schedule(algorithm="standard")`` the forward call does not return P, and the backward call computes it again.
     Arguments are contiguous arrays of their own. Each array takes a multiple of 512 bytes, as in torch's caching
     allocator. Left out: code, the driver's own memory, blocks that the allocator keeps but does not use, and up to
     1 MiB by which it may not split a block.
@@ -119,25 +122,34 @@ def memory(
             f"{spec.describe()} captures tensors, whose tables depend on their sizes; leave the tensors out"
         )
     attention = plan(spec, schedule, sizes.arch)
-    passes = [_forward(sizes)]
+    passes = [_forward(sizes, attention)]
     if spec.needs_backward:
         passes.append(_backward(sizes, attention))
     return Memory(sizes, tuple(passes))
 
 
-def _forward(sizes: Sizes) -> PassMemory:
+def _forward(sizes: Sizes, attention: AttentionPlan) -> PassMemory:
     results = forward_outputs(sizes.problem, sizes.spec.head_dim_v, sizes.spec.dtype)
-    return PassMemory("forward", _inputs(sizes), _rounded(results), {})
+    needed = workspace_outputs(attention, "forward", sizes.problem)
+    return PassMemory("forward", _inputs(sizes), _rounded(results), _shared(needed))
 
 
 def _backward(sizes: Sizes, attention: AttentionPlan) -> PassMemory:
     spec, problem = sizes.spec, sizes.problem
     outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspaces(attention, problem))
-    results, needed = outputs[:BACKWARD_RESULTS], [w for w in outputs[BACKWARD_RESULTS:] if 0 not in w.shape]
-    shared = (shared_allocation(needed)[0],) if needed else ()
+    results, needed = outputs[:BACKWARD_RESULTS], outputs[BACKWARD_RESULTS:]
+    needed += workspace_outputs(attention, "backward", problem)
+    if attention.stores_probabilities:
+        needed += computing_workspaces(attention, problem)
     forward = forward_outputs(problem, spec.head_dim_v, spec.dtype)
     arguments = {**_inputs(sizes), **_rounded(forward), "do": _round_up(sizes.o)}
-    return PassMemory("backward", arguments, _rounded(results), _rounded(shared))
+    return PassMemory("backward", arguments, _rounded(results), _shared(needed))
+
+
+def _shared(workspaces: Iterable[Output]) -> dict[str, int]:
+    """The allocation that the workspaces of a call share, if it has any."""
+    needed = [w for w in workspaces if 0 not in w.shape]
+    return _rounded((shared_allocation(needed)[0],)) if needed else {}
 
 
 def _inputs(sizes: Sizes) -> dict[str, int]:

@@ -34,6 +34,15 @@ def test_every_plot_of_the_pages_on_speed_and_algorithms_is_drawn_from_a_table(p
     assert shown == {(plot.page, plot.file) for plot in plotting.PLOTS}
 
 
+def test_the_axes_of_the_roofline_show_every_point(plotting: Any) -> None:
+    import plot_algorithms
+
+    (plot,) = (plot for plot in plotting.PLOTS if plot.file == "roofline.svg")
+    for column, (low, high) in (("FLOP/byte", plot_algorithms.INTENSITIES), ("TFLOP/s", plot_algorithms.RATES)):
+        outside = [row["algorithm"] for row in plot.table().rows if not low < float(row[column]) < high]
+        assert not outside, f"widen the axis of {column}"
+
+
 def test_a_changed_figure_needs_another_plot(plotting: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = plotting.PAGES / "speed.md"
     (plot,) = (plot for plot in plotting.PLOTS if plot.page == page.name)

@@ -11,6 +11,8 @@ from flashgen.lab.io.traffic import KernelIO
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 WARP = 32
+#: Two warps lie side by side on a tile of S, and four lanes of each share a row.
+_THREADS_OF_A_ROW = 2 * 4
 
 
 def scores(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
@@ -49,13 +51,13 @@ def columns(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
 
 
 def score_gradients(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
-    """dS = P * (dO V^T - D): each thread reads D again for each two neighbours of a row."""
+    """dS = P * (dO V^T - D): each thread reads D once for each row that it has elements of."""
     q_tiles, kv_tiles = _tiles(sizes, kernel)
     reads = {
         "dO": sizes.o * kv_tiles,
         "V": sizes.v * _group(sizes) * q_tiles,
         "P": _pairs(sizes) * sizes.item,
-        "D": _pairs(sizes) // 2 * FLOAT_BYTES,
+        "D": sizes.row_floats * kv_tiles * _THREADS_OF_A_ROW,
     }
     return KernelIO(kernel.role, reads, {"dS": _pairs(sizes) * sizes.item})
 

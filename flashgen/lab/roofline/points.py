@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.common.columns import columns
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import DTYPES, RESULTS
 from flashgen.lab.bench.case import Case
 from flashgen.lab.bench.timings import Timings
 from flashgen.lab.roofline.ceilings import BOUNDS, NAMES, Bound, Ceilings
+from flashgen.launch.call.prepared import workspace_outputs
+from flashgen.launch.call.probabilities import computing_workspaces
 from flashgen.plan import workspaces
 from flashgen.plan.model.plans import AttentionPlan, Problem
 
@@ -46,12 +48,11 @@ class Work:
 
 
 def _between_kernels(plan: AttentionPlan, problem: Problem, case: Case) -> float:
-    """Bytes that kernels of the pass leave for later ones."""
-    kept = 0
-    for kernel in plan.kernels:
-        if kernel.pass_ == case.pass_:
-            for w in kernel.workspaces:
-                kept += DTYPES[w.dtype or case.dtype].bytes * math.prod(kernel.extents(w, problem))
+    """Bytes that kernels of the pass leave for later ones; a backward call gets no P, and computes it again."""
+    left = workspace_outputs(plan, case.pass_, problem)
+    if case.pass_ == "backward" and plan.stores_probabilities:
+        left += computing_workspaces(plan, problem)
+    kept = sum(math.prod(output.shape) * RESULTS[output.dtype].bytes for output in left)
     floats = sum(workspaces(plan, problem).values()) if case.pass_ == "backward" else 0
     return float(kept + 4 * floats)
 

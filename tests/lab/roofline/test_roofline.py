@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_traffic_is_arguments_and_results_and_what_the_plan_keeps() -> None:
     grid2d = Work.of(CASE, plan(CASE.spec, Schedule(algorithm="grid2d"), "sm_80"))
     kept = 4 * 2 * 4 * (1024 // 64) * 1024 * (64 + 2)
     assert grid2d.bytes == fa2.bytes + 2 * kept
+
+
+def test_a_backward_pass_without_p_keeps_s_and_p_again() -> None:
+    case = replace(CASE, pass_="backward")
+    made = plan(case.spec, Schedule(algorithm="standard"), "sm_80")
+    pairs, array, rows = 2 * 4 * 1024**2, 2 * 2 * 1024 * 4 * 64, 4 * 2 * 1024 * 4
+    # S in float32, P and dS in 16 bits. Arguments are Q, K, V, O, dO and LSE, results dQ, dK and dV.
+    assert Work.of(case, made).bytes == 8 * array + rows + 2 * (4 + 2 + 2) * pairs
 
 
 @pytest.mark.parametrize(
