@@ -60,7 +60,8 @@ def show(
     if what is What.SASS:
         _require_disassembler()
     plans = (_candidate(plan_all(request.spec, request.schedule, [arch], gpu)[0], fallback) for arch in archs)
-    if what is What.PLAN and kernel is None:
+    is_whole_plan = what is What.PLAN and kernel is None
+    if is_whole_plan:
         attention = next(plans)
         shown = attention.kernels
     else:
@@ -74,7 +75,7 @@ def show(
     if fallback is None and any(each.role == "forward" for each in shown):
         _say_fallbacks(attention)
     texts = [_view(what, each) for each in shown]
-    if what is What.PLAN and kernel is None and attention.tuning is not None:
+    if is_whole_plan and attention.tuning:
         texts.append(str(attention.tuning))
     talk.print_text("\n\n".join(texts))
 
