@@ -265,7 +265,7 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v_barriers", 16 * v)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 16 * TILE_SLOTS, "the next tiles of queries")
+    layout.then("tiles", 32 * TILE_SLOTS, "the next tiles of queries")
     if is_block_sparse(spec):
         layout.then("messages", 8 * k, "the block of keys in each slot of K")
     return Budget(_query_held(spec, tiles.rows), layout.map())

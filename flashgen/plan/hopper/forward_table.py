@@ -119,7 +119,7 @@ TABLE = {
     ),
     (256, 256): Row(
         consumers=2,
-        tile_kv=80,
+        tile_kv=64,
         q_stages=1,
         k_stages=2,
         v_stages=2,

@@ -171,8 +171,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     word("k_barriers", 16 * row.k_stages)
     word("v_barriers", 16 * row.v_stages)
     word("tile_barriers", 16 * TILE_STAGES)
-    word("tiles", (48 if spec.has_own_lengths else 16) * TILE_STAGES, "the next tiles of queries")
-    word("requests", 8, "the producer asks for another tile")
+    word("tiles", (48 if spec.has_own_lengths else 32) * TILE_STAGES, "the next tiles of queries")
     if is_block_sparse(spec):
         word("messages", 8 * row.k_stages, "the block of keys in each stage of K")
     word("checks", _checks_bytes(row), "which tiles are to be repeated (tile_checks.cuh)")

@@ -15,7 +15,8 @@ template <i32 count>
 FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   asm volatile("" ::"r"(d) : "memory");
 }
-FLASHGEN_DEVICE void wgmma_compute_before_wait(float, u32) {}
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&)[count][4], float, u32) {}
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle, FLASHGEN_EMU_SITE) {
   flashgen_emu_check_descriptor(address, leading_bytes, stride_bytes, site);

@@ -31,13 +31,18 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Makes the assembler compute `value`, which is never negative, before the next wait. It moves waits up
-// across arithmetic, which then no longer overlaps the products, but not across stores. So this stores a
-// negative value, which never happens, to `scratch` in shared memory.
-FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
-               "r"(scratch)
-               : "memory");
+// Makes the assembler compute `values` before the next wait. It moves waits up across arithmetic, which then
+// no longer overlaps the products, but not into or across branches. So this branches if `not_negative` is
+// negative, which never happens, and then stores the values to `scratch` in shared memory.
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&values)[count][4], float not_negative,
+                                               u32 scratch) {
+  if (not_negative >= 0.0f) return;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i)
+    asm volatile("st.shared.v4.b32 [%4], {%0, %1, %2, %3};" ::"r"(values[i][0]), "r"(values[i][1]),
+                 "r"(values[i][2]), "r"(values[i][3]), "r"(scratch + 16 * i)
+                 : "memory");
 }
 
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,

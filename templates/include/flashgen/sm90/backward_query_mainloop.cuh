@@ -188,7 +188,10 @@ struct BackwardQueryMainloop {
         if (tile.kind == TileKind::end) break;
         if (elected) load_queries(tile);
         bool is_first = true;
-        Blocks::for_each(p, tile, thread, [&](i32 block, bool, const Message& message) {
+        Blocks::for_each(p, tile, thread, [&](i32 block, i32, const Message& message) {
+          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
           load_block(tile, block, message, is_first);
           is_first = false;
         });

@@ -35,6 +35,11 @@ template <ForwardSm90Config cfg, class T, class Params, class Smem, class Tile, 
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+  // The named barrier at which the scheduler waits until the producer asks for a tile. Waiting there takes no
+  // instructions from the consumers, as polling an mbarrier does. Those before it are the consumers'.
+  static constexpr i32 kRequestBarrier = 1 + cfg.consumers;
+  // The producer asks for a tile when so many blocks of the current one follow.
+  static constexpr i32 kBlocksAfterRequest = 4;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
@@ -49,6 +54,7 @@ struct ForwardMainloop {
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename Dropping::template Kept<cfg.tile_kv>;
+  using Probabilities = Rounded<cfg.tile_kv>;
   using Message = typename Blocks::Message;
   // Whether V may hold values for keys that a row must not attend to.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
@@ -81,8 +87,6 @@ struct ForwardMainloop {
     {
       return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
     }
-    // A phase ends when the producer asks for another tile.
-    FLASHGEN_DEVICE u32 requests() const { return start + Smem::kRequests; }
     FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
     static_assert(Smem::kChecks + sizeof(Checks) <= Smem::kBytes, "the plan leaves room for the checks");
 
@@ -92,7 +96,6 @@ struct ForwardMainloop {
       v_ring().init(1, kConsumerWarps);
       // The producer reads announcements, too.
       tile_ring().init(1, kConsumerWarps + 1);
-      mbarrier_init(requests(), 1);
       checks().init();
       fence_mbarrier_init();
     }
@@ -148,9 +151,9 @@ struct ForwardMainloop {
         }
         // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
         // blocks have nothing left.
+        named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
         i32 next = 0;
         if (thread.lane == 0) {
-          mbarrier_wait(shared.requests(), index % 2);
           next = is_paused ? checks.next_failed() : tiles.draw();
         }
         number = shuffle(next, 0);
@@ -175,6 +178,8 @@ struct ForwardMainloop {
     typename KRing::Where k_at;
     typename VRing::Where v_at;
     typename TileRing::Where tile_at;
+    // The first tile whose queries are not loaded yet.
+    typename TileRing::Where queries_at;
     // The last block whose values are not loaded yet, if any, and the announcement of its tile.
     i32 values_block = -1;
     typename TileRing::Where values_at;
@@ -184,13 +189,18 @@ struct ForwardMainloop {
       if constexpr (Tile::warp_loads) warp_sync();
       return Tile::warp_loads || elected;
     }
-    FLASHGEN_DEVICE void load_queries(const Tile& tile) {
+    // Loads the queries of tile `queries_at`, unless there is no such tile.
+    FLASHGEN_DEVICE void load_queries() {
+      shared.tile_ring().wait_full(queries_at);
+      const Tile tile = shared.tile(queries_at);
+      if (tile.kind < TileKind::normal) return;
       if (elected) {
         shared.q_ring().wait_empty(q_at);
         mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
         tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
       }
       q_at.advance();
+      queries_at.advance();
     }
     FLASHGEN_DEVICE void load_keys(const Tile& tile, i32 block, const Message& message) {
       if (elected) {
@@ -204,19 +214,20 @@ struct ForwardMainloop {
     // Values are loaded after the keys of the next step, because consumers need them later.
     FLASHGEN_DEVICE void load_last_values() {
       if (values_block < 0) return;
+      const Tile tile = shared.tile(values_at);
       if (elected) {
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
       }
-      const i32 first_key = values_block * cfg.tile_kv;
       if (may_load())
-        shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), values_block * cfg.tile_kv, thread);
       v_at.advance();
       if (values_at.count != tile_at.count) shared.tile_ring().release(values_at, thread);
       values_block = -1;
     }
     FLASHGEN_DEVICE void request_tile() {
-      if (elected) mbarrier_arrive(shared.requests());
+      warp_sync();
+      named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
     }
 
     FLASHGEN_DEVICE void run() {
@@ -228,15 +239,25 @@ struct ForwardMainloop {
           shared.tile_ring().release(tile_at, thread);
           if (tile.kind == TileKind::end) return;
           request_tile();
+          queries_at.advance();
           continue;
         }
-        bool is_first = true;
-        Blocks::for_each(p, tile, thread, [&](i32 block, bool is_last, const Message& message) {
-          if (is_last) request_tile();
+        bool has_requested = false;
+        Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
+          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
+          // Late, so that a tile does not wait here while other blocks have nothing left, but so early that
+          // its queries arrive in time.
+          if (!has_requested && left <= kBlocksAfterRequest) {
+            request_tile();
+            has_requested = true;
+          }
           load_keys(tile, block, message);
           load_last_values();
-          if (is_first) load_queries(tile);
-          is_first = false;
+          if (queries_at.count == tile_at.count) load_queries();
+          if (cfg.q_stages > 1 && left < kBlocksAfterRequest && queries_at.count == tile_at.count + 1)
+            load_queries();
           values_block = block;
           values_at = tile_at;
         });
@@ -246,16 +267,15 @@ struct ForwardMainloop {
 
   // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
-  // A block of keys for a tile of queries.
+  // A block of keys for a tile of queries. Its members are words: flags would not stay in uniform registers.
   struct Step {
     TileKind kind;
-    i32 block;
-    bool is_last;
+    Blocks blocks;
     // Whether O holds products of an earlier step of the tile.
-    bool accumulates;
-    // Whether the mask forbids some pair of the consumer's rows.
-    bool is_cut;
+    i32 accumulates;
 
+    FLASHGEN_DEVICE bool is_last() const { return blocks.is_last(); }
+    FLASHGEN_DEVICE i32 first_key() const { return blocks.block * cfg.tile_kv; }
     FLASHGEN_DEVICE bool exists() const { return kind >= TileKind::normal; }
     FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
   };
@@ -272,11 +292,9 @@ struct ForwardMainloop {
     typename TileRing::Where tile_at;
     // Of the step that was begun last.
     Tile tile;
-    Blocks blocks;
     Softmax softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
-    Rounded<cfg.tile_kv> probabilities;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -294,22 +312,24 @@ struct ForwardMainloop {
       shared.tile_ring().wait_full(tile_at);
       tile = shared.tile(tile_at);
       tile_at.advance();
-      if (tile.kind < TileKind::normal) return {tile.kind, 0, true, false, false};
-      blocks.begin(p, tile, [&]() { return read_message(); });
-      return step_of(false);
+      Step step = {tile.kind, {}, 0};
+      if (step.exists()) step.blocks.begin(p, tile, [&]() { return read_message(); });
+      return step;
     }
     FLASHGEN_DEVICE Step after(const Step& step) {
-      if (step.is_last) return next_tile();
-      blocks.advance([&]() { return read_message(); });
-      return step_of(true);
+      if (step.is_last()) return next_tile();
+      Step next = step;
+      next.accumulates = 1;
+      next.blocks.advance([&]() { return read_message(); });
+      return next;
     }
-    FLASHGEN_DEVICE Step step_of(bool accumulates) const {
-      return {tile.kind, blocks.block, blocks.is_last(), accumulates, blocks.needs_mask(p, tile, number)};
-    }
-    // Whether the step concerns this consumer. The last one of a tile always does, because results follow it.
+    // Whether the step that was begun last concerns this consumer. The last one of a tile always does,
+    // because results follow it.
     FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last || !blocks.is_empty(p, tile, number);
+      return step.is_last() || !step.blocks.is_empty(p, tile, number);
     }
+    // Whether the mask forbids some pair of the consumer's rows and that step.
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(p, tile, number); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -329,14 +349,14 @@ struct ForwardMainloop {
       issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
     }
     // Line 10: O += P V.
-    FLASHGEN_DEVICE void issue_output_of(const Step& step) {
-      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates);
+    FLASHGEN_DEVICE void issue_output_of(const Step& step, const Probabilities& probabilities) {
+      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
     FLASHGEN_DEVICE void release_keys(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
-      if (step.is_last) {
+      if (step.is_last()) {
         shared.q_ring().release(q_at, thread);
         q_at.advance();
       }
@@ -346,18 +366,17 @@ struct ForwardMainloop {
       v_at.advance();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
-    FLASHGEN_DEVICE static i32 first_key(const Step& step) { return step.block * cfg.tile_kv; }
     FLASHGEN_DEVICE Kept draw_kept(const Step& step) const {
-      return Dropping::template draw<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+      return Dropping::template draw<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
-      return Score::template load<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+      return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     // Whether the step may need a mask or move a reference maximum. In most steps neither holds, so one
     // branch tests both. It is computed while products are under way, as what comes after them delays every
     // step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
-      return opaque(step.is_cut || softmax.may_move() || step.is_careful()) != 0;
+      return opaque(is_cut(step) || softmax.may_move() || step.is_careful()) != 0;
     }
     // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
     // softmax.factor.
@@ -366,11 +385,11 @@ struct ForwardMainloop {
       wgmma_pin(scores);
       release_keys(step);
       const Logits logits = Score::logits(p);
-      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), first_key(step), thread);
+      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), step.first_key(), thread);
       bool rescales = false;
       if (checks) {
-        if (step.is_cut)
-          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), first_key(step),
+        if (is_cut(step))
+          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), step.first_key(),
                     thread);
         rescales = softmax.move(scores, logits, !cfg.anchored || step.is_careful());
       }
@@ -392,7 +411,6 @@ struct ForwardMainloop {
       const i32 warp_row = number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
                 row = tile.first_q + warp_row;
       const Logits logits = Score::logits(p);
-      rows.finish();
       const i32 used = tile.len_q(p) - row;
       if constexpr (!Tile::ends_with_tensor) clear_unused(rows, used, thread);
       // Written so that NaN is suspect. NaN or infinity in V shows in every row that is multiplied by it, so
@@ -488,14 +506,11 @@ struct ForwardMainloop {
           next = skip_to_own(next);
           // Nothing overlaps the first scores.
           Step step = next;
-          first_step(step);
+          Probabilities probabilities;
+          first_step(step, probabilities);
           next = after(step);
-          while (next.exists() && is_own(next) && !step.is_careful() && !next.is_careful()) {
-            overlapped_step(step, next);
-            step = next;
-            next = after(step);
-          }
-          last_step(step);
+          if (!step.is_careful()) overlap_steps(step, next, probabilities);
+          last_step(step, probabilities);
         }
         if (next.kind == TileKind::end) break;
         // The pause. A tile that is announced after it may repeat one.
@@ -517,18 +532,42 @@ struct ForwardMainloop {
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
         release_values();
-        const bool accumulates = step.accumulates;
+        const i32 accumulates = step.accumulates;
         step = after(step);
         step.accumulates = accumulates;
       }
       return step;
+    }
+    // From `step`, whose probabilities are known, to the last step before a careful one, before one that does
+    // not concern this consumer, or before the end.
+    FLASHGEN_DEVICE void overlap_steps(Step& step, Step& next, Probabilities& probabilities) {
+      const auto overlap = [&](const Probabilities& from, Probabilities& to) {
+        overlapped_step(step, next, from, to);
+        step = next;
+        next = after(step);
+      };
+      const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
+      if constexpr (cfg.overlaps_own_products) {
+        // Two steps in the loop's body, so that one reads the registers that the other writes.
+        Probabilities others;
+        while (continues()) {
+          overlap(probabilities, others);
+          if (!continues()) {
+            take_over(probabilities, others, p.len_q);
+            break;
+          }
+          overlap(others, probabilities);
+        }
+      } else {
+        while (continues()) overlap(probabilities, probabilities);
+      }
     }
     FLASHGEN_DEVICE void wait_operands(const Step& step, bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step by itself.
-    FLASHGEN_DEVICE void first_step(const Step& step) {
+    FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
       wait_operands(step, true);
       issue_scores_of();
@@ -539,15 +578,18 @@ struct ForwardMainloop {
       round_to<T, cfg.tile_kv>(probabilities, scores);
     }
     // P V of a step together with S and P of the next one.
-    FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next) {
+    FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
+                                         const Probabilities& probabilities,
+                                         Probabilities& next_probabilities) {
       const Pairs pairs = load_pairs(next);
-      wait_operands(next, step.is_last);
+      wait_operands(next, step.is_last());
       warp_scheduler_barrier_sync();
       issue_scores_of();
       shared.v_ring().wait_full(v_at);
-      issue_output_of(step);
+      issue_output_of(step, probabilities);
       RowStatistics finished = {};
-      if (step.is_last) {
+      if (step.is_last()) {
+        softmax.rows.finish();
         finished = softmax.rows;
         softmax.reset();
       }
@@ -557,7 +599,9 @@ struct ForwardMainloop {
       if constexpr (cfg.overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
-        wgmma_compute_before_wait(softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        round_to<T, cfg.tile_kv>(next_probabilities, scores);
+        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
+                                  shared.start);
         wgmma_wait<0>();
         wgmma_pin(out);
         release_values();
@@ -566,39 +610,44 @@ struct ForwardMainloop {
         wgmma_pin(out);
         release_values();
         rescales = take_exponentials(next, pairs, kept, checks);
+        round_to<T, cfg.tile_kv>(next_probabilities, scores);
       }
-      round_to<T, cfg.tile_kv>(probabilities, scores);
-      if (step.is_last) {
+      if (step.is_last()) {
         store(finished);
       } else if (!cfg.anchored && rescales) {
         scale_rows(out, softmax.factor);
       }
     }
+    // The announcement of a step's tile.
+    FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
+      return shared.tile(step.is_last() ? stored_at() : typename TileRing::Where{tile_at.count - 1});
+    }
     // Whether V holds what must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.is_cut && holds_non_finite(shared.v(v_at), shared.base, thread);
+      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
+             holds_non_finite(shared.v(v_at), shared.base, thread);
     }
     // P V of a step by itself.
-    FLASHGEN_DEVICE void last_step(const Step& step) {
+    FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
       shared.v_ring().wait_full(v_at);
       warp_scheduler_barrier_sync();
       if (leaves_out_values(step)) {
-        if (!step.accumulates) clear(out);
+        if (step.accumulates == 0) clear(out);
         u32 allowed[2];
-        const Tile own =
-            shared.tile(step.is_last ? stored_at() : typename TileRing::Where{tile_at.count - 1});
+        const Tile own = tile_of(step);
         find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
-                                      first_key(step), thread);
+                                      step.first_key(), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {
-        issue_output_of(step);
+        issue_output_of(step, probabilities);
         wgmma_wait<0>();
         wgmma_pin(out);
       }
       release_values();
-      if (step.is_last) {
+      if (step.is_last()) {
+        softmax.rows.finish();
         store(softmax.rows);
         softmax.reset();
       }

@@ -1,9 +1,11 @@
 // Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
-//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
-//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
-//     no pair of the block is allowed; not all are
+// The producer calls for_each(p, tile, thread, visit), and that calls visit(block, left, message) for each
+// block in order. `left` is how many blocks follow, or 1 if that is not known.
+//
+// A consumer follows block by block with begin() and advance(). `block` and is_last() describe its current
+// block, is_empty() says that the mask allows no pair of it to the consumer's rows, and needs_mask() that it
+// does not allow all.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/walk.cuh"
@@ -41,7 +43,7 @@ struct BandBlocks {
     const Range blocks = visited(p, tile);
 #pragma unroll 1
     for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
-      visit(block, block == blocks.begin, Message{});
+      visit(block, block - blocks.begin, Message{});
   }
 
   template <class Tile, class Params, class Read>
@@ -62,6 +64,7 @@ struct BandBlocks {
     if constexpr (cfg.tile_q <= cfg.tile_kv) return false;
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     if (first_q >= tile.len_q(p)) return true;
+    if constexpr (!has_mask) return false;
     return tile.template mask<Mask>(p).is_empty(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
                                                 first_key, first_key + cfg.tile_kv);
   }
@@ -124,7 +127,8 @@ struct SparseBlocks {
     for (bool is_last = false; !is_last;) {
       if (!walk.over()) walk.advance(thread, is_visited);
       is_last = walk.over();
-      visit(block, is_last, Message{block, facts | static_cast<u32>(is_last)});
+      // How many blocks are left is not known, but whether there is one.
+      visit(block, is_last ? 0 : 1, Message{block, facts | static_cast<u32>(is_last)});
       block = walk.tile;
       facts = facts_of(walk.lane());
     }

@@ -144,6 +144,9 @@ struct KeyTileProducer {
       if (goes_on) {
         bool is_first = true;
         Queries::for_each(p, tile, thread, announce, [&](QueryStep step, const auto& message_of) {
+          // The other lanes have nothing to wait for. Alone they would run through all steps first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
           load_queries(tile, step, message_of());
           // The first queries may be loaded while the previous tile still uses its keys.
           if (is_first) load_keys(tile);

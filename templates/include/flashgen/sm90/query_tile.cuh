@@ -28,7 +28,9 @@ enum class TileKind : i32 {
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  i32 head;
+  // Of the queries, and of the keys and values. Announced, as the producer would otherwise divide for each
+  // load.
+  i32 head, head_kv;
   i32 sequence;
   TileKind kind;
 
@@ -65,11 +67,11 @@ struct alignas(16) DenseTile {
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
+    k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
+    v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
@@ -93,7 +95,9 @@ struct alignas(16) OwnLengthsTile {
   using Rows = Rows_;
 
   i32 first_q;
-  i32 head;
+  // Of the queries, and of the keys and values. Announced, as the producer would otherwise divide for each
+  // load.
+  i32 head, head_kv;
   i32 sequence;
   TileKind kind;
   Rows rows;
@@ -136,11 +140,11 @@ struct PackedTile : OwnLengthsTile<PackedSequence> {
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    k.load(p.k_map, barrier, rows.first_key + first_key, head / p.group, 0);
+    k.load(p.k_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    v.load(p.v_map, barrier, rows.first_key + first_key, head / p.group, 0);
+    v.load(p.v_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
   template <class Panels, class Params>
   FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
@@ -198,7 +202,7 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   FLASHGEN_DEVICE void load_rows(Panels panels, const Params& p, const TensorMap& map, u32 barrier,
                                  i32 first_key, Thread thread) const {
     if constexpr (!paged) {
-      panels.load(map, barrier, rows.first_key + first_key, head / p.group, static_cast<i32>(rows.row));
+      panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));
     } else {
       // The rows of a box lie in one page. Beyond the last key a box is loaded again, because pages end with
       // it.
@@ -207,7 +211,7 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
       const i32* const pages = p.block_table + rows.row * p.table_row;
       for (i32 row = thread.lane * box; row < Panels::rows; row += kWarpSize * box) {
         const i32 key = smaller(first_key + row, last_box), page = key / p.page_size;
-        panels.from_row(row).load(map, barrier, key - page * p.page_size, head / p.group,
+        panels.from_row(row).load(map, barrier, key - page * p.page_size, head_kv,
                                   rows.len_kv > 0 ? pages[page] : 0);
       }
     }

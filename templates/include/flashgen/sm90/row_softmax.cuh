@@ -36,6 +36,9 @@ struct RowSoftmax {
   RowStatistics rows;
   // What the output so far is to be multiplied by.
   float factor[2];
+  // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
+  // its products.
+  bool lacks_reference;
 
   FLASHGEN_DEVICE void reset() {
 #pragma unroll
@@ -43,12 +46,11 @@ struct RowSoftmax {
       rows.reference_max[h] = kNone;
       rows.sum[h] = 0.0f;
     }
+    lacks_reference = true;
   }
 
   // Whether the next block may move some row's reference maximum. The same for all lanes of a warp.
-  FLASHGEN_DEVICE bool may_move() const {
-    return !anchored || warp_any(rows.reference_max[0] == kNone || rows.reference_max[1] == kNone);
-  }
+  FLASHGEN_DEVICE bool may_move() const { return !anchored || lacks_reference; }
 
   // Moves reference maxima: of rows without one, and if it `watches`, of rows that have outgrown theirs.
   // Returns whether the output so far must be multiplied by `factor`. To watch changes no bit of other rows.
@@ -70,6 +72,7 @@ struct RowSoftmax {
       rows.reference_max[h] = reference;
       rows.sum[h] *= factor[h];
     }
+    lacks_reference = anchored && warp_any(rows.reference_max[0] == kNone || rows.reference_max[1] == kNone);
     return watches;
   }
 
@@ -99,6 +102,16 @@ FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<colum
 #pragma unroll
   for (i32 i = 0; i < columns / 4; ++i)
     probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
+}
+
+// probabilities = others. `not_negative` is a number that never is negative: without it the assembler would
+// give both the same registers, and one could not be written while a product reads the other.
+template <i32 count>
+FLASHGEN_DEVICE void take_over(u32 (&probabilities)[count][4], const u32 (&others)[count][4],
+                               i32 not_negative) {
+  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
+#pragma unroll
+  for (i32 i = 0; i < 4 * count; ++i) probabilities[i / 4][i % 4] = others[i / 4][i % 4] ^ zero;
 }
 
 // Multiplies a warpgroup's rows by a factor each.

@@ -87,11 +87,12 @@ struct TileScheduler : TileCounter<Params> {
         const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
         const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
         const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
+        return {{place.tile * cfg.tile_q, place.head, place.head / p.group, sequence, TileKind::normal,
+                 Rows::of(p, sequence)}};
       }
       tiles_before += shuffle(end, kWarpSize - 1);
     }
-    return {{0, 0, 0, TileKind::end, {}}};
+    return {{0, 0, 0, 0, TileKind::end, {}}};
   }
 };
 
@@ -101,9 +102,10 @@ struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
   // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
     const Params& p = this->p;
-    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
+    if (number >= p.tiles) return {0, 0, 0, 0, TileKind::end};
     const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
-    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
+    const i32 sequence = place.head / p.heads_q, head = place.head - sequence * p.heads_q;
+    return {place.tile * cfg.tile_q, head, head / p.group, sequence, TileKind::normal};
   }
 };
 
