@@ -38,6 +38,14 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
+  // Tiles of keys that every query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    if constexpr (has_lower) begin = larger(begin, q_end - 1 + lower);
+    if constexpr (has_upper) end = smaller(end, q_begin + upper + 1);
+    return {ceil_div(begin, tile), larger(end, 0) / tile};
+  }
+
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;

@@ -113,8 +113,6 @@ struct BackwardMainloop {
       const i32 first_q = step.block * cfg.tile_q;
       const bool is_first = previous == none;
       issue_scores();
-      // Not earlier, because the copy engine needs time. Not later, because the buffer is needed again.
-      add_dq();
       // While S is multiplied, and before dP takes registers.
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
       const bool is_cut = queries.is_cut(p, tile, step, thread.again().warp / 4 - 1);
@@ -137,6 +135,8 @@ struct BackwardMainloop {
       preset_columns(dp, shared.dsum(at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
+      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed again.
+      add_dq();
 
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
       wgmma_wait<1>();

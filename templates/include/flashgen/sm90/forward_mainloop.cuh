@@ -292,6 +292,7 @@ struct ForwardMainloop {
     typename TileRing::Where tile_at;
     // Of the step that was begun last.
     Tile tile;
+    typename Blocks::Own own;
     Softmax softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
@@ -313,7 +314,10 @@ struct ForwardMainloop {
       tile = shared.tile(tile_at);
       tile_at.advance();
       Step step = {tile.kind, {}, 0};
-      if (step.exists()) step.blocks.begin(p, tile, [&]() { return read_message(); });
+      if (step.exists()) {
+        step.blocks.begin(p, tile, [&]() { return read_message(); });
+        own = Blocks::own_of(p, tile, number);
+      }
       return step;
     }
     FLASHGEN_DEVICE Step after(const Step& step) {
@@ -326,10 +330,10 @@ struct ForwardMainloop {
     // Whether the step that was begun last concerns this consumer. The last one of a tile always does,
     // because results follow it.
     FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last() || !step.blocks.is_empty(p, tile, number);
+      return step.is_last() || !step.blocks.is_empty(own);
     }
     // Whether the mask forbids some pair of the consumer's rows and that step.
-    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(p, tile, number); }
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -625,7 +629,7 @@ struct ForwardMainloop {
     // Whether V holds what must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
+      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
              holds_non_finite(shared.v(v_at), shared.base, thread);
     }
     // P V of a step by itself.

@@ -4,8 +4,8 @@
 // block in order. `left` is how many blocks follow, or 1 if that is not known.
 //
 // A consumer follows block by block with begin() and advance(). `block` and is_last() describe its current
-// block, is_empty() says that the mask allows no pair of it to the consumer's rows, and needs_mask() that it
-// does not allow all.
+// block. Given own_of(p, tile, consumer), is_empty() says that the mask allows no pair of the block to the
+// consumer's rows, and needs_mask() that it does not allow all.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/walk.cuh"
@@ -58,23 +58,22 @@ struct BandBlocks {
   }
 
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
-  // Computed anew for each block, which takes fewer registers than ranges of blocks.
+
+  // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
+  // beyond the last query are computed with the others, but never stored.
+  struct Own {
+    Range some, all;
+  };
   template <class Tile, class Params>
-  FLASHGEN_DEVICE bool is_empty(const Params& p, const Tile& tile, i32 consumer) const {
-    if constexpr (cfg.tile_q <= cfg.tile_kv) return false;
-    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
-    if (first_q >= tile.len_q(p)) return true;
-    if constexpr (!has_mask) return false;
-    return tile.template mask<Mask>(p).is_empty(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
-                                                first_key, first_key + cfg.tile_kv);
+  FLASHGEN_DEVICE static Own own_of(const Params& p, const Tile& tile, i32 consumer) {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
+              end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
+    if (end_q <= first_q) return {};
+    const Mask mask = tile.template mask<Mask>(p);
+    return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
   }
-  // Rows beyond the last query are computed with the others, but never stored.
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE bool needs_mask(const Params& p, const Tile& tile, i32 consumer) const {
-    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
-    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
-                                                first_key, first_key + cfg.tile_kv);
-  }
+  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
+  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
 };
 
 // Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each
@@ -147,13 +146,17 @@ struct SparseBlocks {
   }
 
   FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+
+  struct Own {
+    i32 consumer;
+  };
   template <class Tile, class Params>
-  FLASHGEN_DEVICE bool is_empty(const Params&, const Tile&, i32 consumer) const {
-    return (facts >> (kEmpty + consumer) & 1u) != 0;
+  FLASHGEN_DEVICE static Own own_of(const Params&, const Tile&, i32 consumer) {
+    return {consumer};
   }
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE bool needs_mask(const Params&, const Tile&, i32 consumer) const {
-    return (facts >> (kFull + consumer) & 1u) == 0;
+  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (facts >> (kEmpty + own.consumer) & 1u) != 0; }
+  FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
+    return (facts >> (kFull + own.consumer) & 1u) == 0;
   }
 };
 
