@@ -136,15 +136,8 @@ def _grid(plan: KernelPlan) -> str:
 
 
 def _shared_memory(plan: KernelPlan) -> Iterator[str]:
-    regions = plan.smem.regions
-    if not regions:
-        return
-    yield _labelled("smem", f"{plan.smem.bytes} bytes")
-    names = max(len(r.name) for r in regions)
-    digits = len(str(max(r.offset + r.bytes for r in regions)))
-    for r in regions:
-        span = f"{r.offset:>{digits}} to {r.offset + r.bytes:>{digits}}"
-        yield _labelled("", f"  {r.name:<{names}}  {span}  {r.note}".rstrip())
+    if plan.smem.regions:
+        yield _labelled("smem", f"{plan.smem.bytes} bytes")
 
 
 def _paragraphs(label: str, texts: tuple[str, ...] | list[str]) -> Iterator[str]:

@@ -11,19 +11,16 @@ SECTION = 16
 TILES_OF_HEAD = 5
 
 
-def places(
-    run: Any, heads: int, section: int = SECTION, *, last: int | None = None
-) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Of each number the turn and the head; with so many heads in the last section."""
+def places(run: Any, heads: int, section: int = SECTION) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The turn and the head of each number."""
     tiles = heads * TILES_OF_HEAD
     out = np.full((tiles, 2), -1, np.int32)
-    given = ", ".join(str(x) for x in (tiles, TILES_OF_HEAD, last) if x is not None)
     body = f"""for (i32 number = thread_idx(); number < {tiles}; number += 32) {{
-      const SectionPlace place = place_in_sections<{section}>(number, {given});
+      const SectionTile place = section_tile<{section}>(number, {tiles}, {TILES_OF_HEAD});
       out[2 * number] = place.turn;
       out[2 * number + 1] = place.head;
     }}"""
-    run(body, prelude='#include "flashgen/row_tile.cuh"', out=out.reshape(-1))
+    run(body, prelude='#include "flashgen/sm90/sections.cuh"', out=out.reshape(-1))
     return out
 
 
@@ -41,16 +38,6 @@ def test_the_last_section_is_a_whole_one(run: Any, heads: int) -> None:
     assert len(set(end[:, 1].tolist())) == last
     # Within it the tile changes slowest.
     np.testing.assert_array_equal(end[:, 0], np.repeat(np.arange(TILES_OF_HEAD), last))
-
-
-@pytest.mark.parametrize("heads", [1, 7, 16, 31, 32, 33, 40, 66])
-def test_the_last_section_may_have_more_heads(run: Any, heads: int) -> None:
-    last, found = min(heads, 2 * SECTION), places(run, heads, last=2 * SECTION)
-    first, end = np.split(found, [(heads - last) * TILES_OF_HEAD])
-    # What comes before is in order by itself.
-    np.testing.assert_array_equal(first, places(run, heads - last) if heads > last else first[:0])
-    np.testing.assert_array_equal(end[:, 0], np.repeat(np.arange(TILES_OF_HEAD), last))
-    np.testing.assert_array_equal(end[:, 1], np.tile(np.arange(heads - last, heads), TILES_OF_HEAD))
 
 
 def test_tiles_of_a_head_follow_each_other_where_it_is_a_section_of_its_own(run: Any) -> None:

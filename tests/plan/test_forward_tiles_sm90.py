@@ -108,7 +108,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
     rows = {name: int(kernel.constant("tile_q" if name in "qo" else "tile_kv")) for name in widths}
     slots = {"q": "q_stages", "k": "k_stages", "v": "v_stages"}
     for name, width in widths.items():
-        if name == "o" and not kernel.constant("stores_by_tma"):
+        if name == "o" and "o" not in kernel.smem.names:
             continue
         count = int(kernel.constant(slots[name])) if name in slots else 1
         # Rows come in panels of 64 columns.

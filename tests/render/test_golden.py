@@ -33,8 +33,9 @@ def test_the_kernels_for_hopper_show_every_part_of_their_template() -> None:
     kernels = [plan(row.spec, row.schedule, row.arch).kernel("forward") for row in rows]
     kernels = [kernel for kernel in kernels if kernel.algorithm == "FlashAttention-3"]
     assert frozenset().union(*(kernel.switches for kernel in kernels)) >= {"block_sparse", "score"}
-    for name in ("overlaps_own_products", "stores_by_tma", "has_upper"):
-        assert {kernel.constant(name) for kernel in kernels} == {False, True}, name
+    assert {kernel.constant("has_upper") for kernel in kernels} == {False, True}
+    assert {kernel.constant("consumers") for kernel in kernels} == {2, 3}
+    assert {"o" in kernel.smem.names for kernel in kernels} == {False, True}
 
 
 def test_check_passes_after_writing_and_fails_on_every_kind_of_staleness(

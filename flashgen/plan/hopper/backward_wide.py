@@ -67,7 +67,6 @@ def _query(frame: BackwardSm90, stats_rows: int, failures: FailedTiles | None) -
             Constant("v_stages", tiles.count("V"), "slots for V"),
             Constant("stats_rows", stats_rows, "queries per row of row_stats"),
             share=", 64 query rows each",
-            own=(Constant("longest_first", frame.section_heads() > 1, "the last queries of a head go first"),),
         ),
         table=params.QUERY_SM90[failures is not None],
         switches=("hoists_tile_rules",) if is_block_sparse(frame.spec) else (),

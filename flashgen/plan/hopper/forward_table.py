@@ -44,12 +44,6 @@ class Row:
     reason: str
 
     @property
-    def overlaps_own_products(self) -> bool:
-        """Whether a step's exponentials overlap the warpgroup's own P V."""
-        # With three consumers the two other warpgroups keep the tensor cores busy.
-        return self.consumers == 2
-
-    @property
     def tile_q(self) -> int:
         """Query rows of a block."""
         return ROWS * self.consumers

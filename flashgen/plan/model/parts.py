@@ -70,6 +70,11 @@ class SmemMap:
     regions: tuple[SmemRegion, ...] = ()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of all regions."""
+        return tuple(region.name for region in self.regions)
+
+    @property
     def bytes(self) -> int:
         """Dynamic shared memory to ask for at launch."""
         return max((r.offset + r.bytes for r in self.regions), default=0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from flashgen.render.amalgamation.amalgamate import Line
 
 _LABEL = "contents "
 _HEADERS = "flashgen/"
 _KERNEL_TITLE = "The kernel: its configuration, parameters and text."
+#: Headers of this folder that follow one another share a row.
+_PTX = "flashgen/ptx/"
 _MARK = "// ---- "
 #: A mark names a file. Comments within a file may look like one otherwise.
 _SECTION = re.compile(rf"{_MARK}\S+\.\w+")
@@ -49,9 +52,15 @@ def contents(top: int, code: Sequence[str]) -> list[str]:
 
 def _sections(code: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Where each section begins, with the first sentence of its comment."""
-    for number, text in enumerate(code):
-        if _SECTION.fullmatch(text):
-            is_header = text.startswith(_MARK + _HEADERS)
+    marks = [(number, text.removeprefix(_MARK)) for number, text in enumerate(code) if _SECTION.fullmatch(text)]
+    for is_ptx, group in groupby(marks, key=lambda mark: mark[1].startswith(_PTX)):
+        if is_ptx:
+            numbers, files = zip(*group, strict=True)
+            names = ", ".join(file.removeprefix(_PTX).removesuffix(".cuh") for file in files)
+            yield numbers[0], f"Instructions, one per function: {names}."
+            continue
+        for number, file in group:
+            is_header = file.startswith(_HEADERS)
             yield number, _first_sentence(code[number + 1 :]) if is_header else _KERNEL_TITLE
 
 

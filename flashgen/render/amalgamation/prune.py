@@ -3,7 +3,7 @@
 A declaration is reached when a reached declaration mentions its name. The pass knows tokens and brackets, not types:
 of a mentioned name it keeps all overloads and all members. Two refinements: an overload for an element type, such as
 ``half_t``, and a specialization for any type also need that type to be reached; and where macros complete the names of
-others by numbers, these are the only argument of something.
+others by numbers, these are the only argument of a macro.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from flashgen.render.amalgamation.conditionals import resolved
 from flashgen.render.amalgamation.decide import decided
 from flashgen.render.amalgamation.declarations import Declaration, parse
 
+#: The only argument of a macro: in a definition, which may call a macro that it is given, of any name.
 _ARGUMENT = re.compile(r"\w\((\d+)\)")
+_MACRO_ARGUMENT = re.compile(r"\b[A-Z][A-Z_0-9]*\((\d+)\)")
 
 
 def prune(lines: Sequence[Line]) -> list[Line]:
@@ -27,7 +29,7 @@ def prune(lines: Sequence[Line]) -> list[Line]:
     declarations = parse([text for text, _ in lines])
     if not any(one.is_kernel for one in declarations):
         return lines
-    reach = _Reach(frozenset(number for text, _ in lines for number in _ARGUMENT.findall(text)))
+    reach = _Reach(frozenset(number for text, _ in lines for number in _numbers(text)))
     for declaration in declarations:
         reach.register(declaration)
     reach.follow(one for one in declarations if one.is_root)
@@ -41,11 +43,15 @@ def prune(lines: Sequence[Line]) -> list[Line]:
     return _tidied([line for number, line in enumerate(lines) if number not in dropped])
 
 
+def _numbers(text: str) -> list[str]:
+    return (_ARGUMENT if text.startswith("#") else _MACRO_ARGUMENT).findall(text)
+
+
 @dataclass(slots=True)
 class _Reach:
     """The declarations of a source, and which of them are reached."""
 
-    #: Numbers that are the only argument of something, such as a macro.
+    #: Numbers that are the only argument of a macro.
     numbers: frozenset[str]
     by_name: dict[str, list[Declaration]] = field(default_factory=lambda: defaultdict(list))
     words: set[str] = field(default_factory=set)

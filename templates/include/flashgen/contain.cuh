@@ -4,28 +4,11 @@
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
 #pragma once
+#include "flashgen/non_finite.cuh"
 #include "flashgen/walk.cuh"
 #include "flashgen/stream.cuh"
 
 namespace flashgen {
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float32_t> = 0x00800000u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
 
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(half_t x) { return non_finite_signs<half_t>(x.bits) != 0; }

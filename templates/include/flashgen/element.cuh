@@ -8,6 +8,8 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -21,13 +23,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }

@@ -6,7 +6,7 @@
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 #pragma once
 #include "flashgen/element.cuh"
 
@@ -16,7 +16,7 @@ namespace flashgen {
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
   // No logit is below it but -inf, whose exponential is 0.
-  static constexpr float kNowhere = -0x1.fffffep127f;
+  static constexpr float kNoMax = -0x1.fffffep127f;
   float scale_log2;
 
   FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
@@ -39,7 +39,7 @@ FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multip
 // is exact.
 struct ScoredLogits {
   // Any finite number may be a row's maximum.
-  static constexpr float kNowhere = -kInfinity;
+  static constexpr float kNoMax = -kInfinity;
 
   FLASHGEN_DEVICE static float logit(float s, i32 /*row*/) { return s; }
   FLASHGEN_DEVICE static float relative(float s, float shift, i32 /*row*/) {
@@ -53,7 +53,7 @@ struct ScoredLogits {
 
 // The same for scores counted in products, which a scale turns into logits.
 struct ScoredProducts {
-  static constexpr float kNowhere = -kInfinity;
+  static constexpr float kNoMax = -kInfinity;
   float scale;
   float scale_log2;
 

@@ -98,7 +98,7 @@ FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
 }
 
 template <i32 count>
-FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }

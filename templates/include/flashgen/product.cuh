@@ -4,10 +4,6 @@
 
 namespace flashgen {
 
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
 #pragma unroll

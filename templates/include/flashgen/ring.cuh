@@ -6,47 +6,30 @@
 
 namespace flashgen {
 
-// A position in a ring: the number of slots passed so far.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
 template <i32 slots>
-struct RingPlace {
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
 struct Ring {
-  using Where = RingPlace<slots>;
+  using State = RingState<slots>;
 
   // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
 
   // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
@@ -57,10 +40,10 @@ struct Ring {
     }
   }
   // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
   // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
   }

@@ -1,8 +1,18 @@
 // What an online softmax keeps of each row from one tile of keys to the next.
 #pragma once
-#include "flashgen/softmax.cuh"
+#include "flashgen/logits.cuh"
 
 namespace flashgen {
+
+// The four lanes that share a row of accumulators combine their values.
+FLASHGEN_DEVICE float row_maximum(float x) {
+  x = maximum(x, shuffle_xor(x, 1));
+  return maximum(x, shuffle_xor(x, 2));
+}
+FLASHGEN_DEVICE float row_total(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {

@@ -2,18 +2,9 @@
 #pragma once
 #include "flashgen/logits.cuh"
 #include "flashgen/product.cuh"
+#include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
-
-// The four lanes that share a row of accumulators combine their values.
-FLASHGEN_DEVICE float row_maximum(float x) {
-  x = maximum(x, shuffle_xor(x, 1));
-  return maximum(x, shuffle_xor(x, 2));
-}
-FLASHGEN_DEVICE float row_total(float x) {
-  x += shuffle_xor(x, 1);
-  return x + shuffle_xor(x, 2);
-}
 
 // A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.

@@ -4,8 +4,6 @@
 
 namespace flashgen {
 
-constexpr i32 kChunkBytes = 16;
-
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>

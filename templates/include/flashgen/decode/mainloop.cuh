@@ -135,7 +135,7 @@ struct DecodeMainloop {
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
     for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 first_key = under_way[0] * cfg.tile_kv;
       if (step >= 0) {
         // The tile has arrived, and nobody needs the stage that the next copies overwrite.

@@ -166,7 +166,7 @@ struct Product {
       // This tile has arrived, and no warp reads the slot any more that the next copies overwrite.
       wait_for_copies<asynchronous, stages - 2>();
       block_sync();
-      const Thread here = kIsFloat<T> ? thread.again() : thread;
+      const Thread here = kIsFloat<T> ? thread.recomputed() : thread;
       const i32 slot = tile % stages, next = (tile + stages - 1) % stages;
       const bool has_next = tile + stages - 1 < tiles;
       if (has_next) {

@@ -1,6 +1,6 @@
-// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
-// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
-// define WGMMA_SHAPES.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement: most of the compile
+// time goes into accumulators that enter and leave statements. Left operands and, in shared memory, right
+// ones are K-major. Beside left operands in registers the right ones are MN-major.
 #pragma once
 #include "flashgen/ptx/wgmma.cuh"
 
@@ -12,50 +12,40 @@ struct WgmmaFours {
                 "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
 };
 
-#define WGMMA_PRODUCT(n, a, b, type, tail) \
-  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
-#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
 // The products after the first one accumulate.
 #define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
-#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
-#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
 #define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
-  template <class Type, class Tail>                                                                          \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4],                \
-                                       i32 accumulate) {                                                     \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4], i32 add) {     \
     asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
                      WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
                          WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
                  : WGMMA_REGISTERS_##n(c)                                                                    \
                  : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
-                   "r"(accumulate), "C"(Type::name), "C"(Tail::text));                                       \
+                   "r"(add), WGMMA_FORM);                                                                    \
   }
-
-#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
-                      i16, i17, i18, i19, i20, i21, i22, ...)                                               \
-  template <class Type, class Tail>                                                                         \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4],            \
-                                       i32 accumulate) {                                                    \
-    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
-                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
-                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
-                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
-                 : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
-                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
-                   "C"(Type::name), "C"(Tail::text));                                                       \
+// The last product is issued first.
+#define WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, i16, i17,  \
+                      i18, i19, i20, i21, i22)                                                            \
+  template <class T, Major... majors>                                                                     \
+  FLASHGEN_DEVICE static void add_rs(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)             \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                    \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"          \
+                 : WGMMA_REGISTERS_##n("+f")                                                              \
+                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),    \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),      \
+                   WGMMA_FORM);                                                                           \
   }
-
-#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
-  template <>                                                                                \
-  struct WgmmaFours<n> {                                                                     \
-    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)     \
+  template <>                                                                   \
+  struct WgmmaFours<n> {                                                        \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
+    WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__)  \
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
-
 #ifdef WGMMA_SHAPES
 WGMMA_SHAPES(WGMMA_FOURS)
 #endif
@@ -66,24 +56,22 @@ FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a
                                    const MatrixDescriptor (&b)[4]) {
   const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
+  WgmmaFours<n>::template add_ss<T, a_major, b_major>(d, left, right, 1);
 }
-
-// d = the sum of four products a * b. The previous value of d is dead.
+// The same without what d held. The compiler knows that the previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                          const MatrixDescriptor (&b)[4]) {
   const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
+  WgmmaFours<n>::template set_ss<T, a_major, b_major>(d, left, right, 0);
 }
-
-// With the left operands in registers, plus what d held if `accumulate`. The last product is issued first.
+// With the left operands in registers, plus what d held if `accumulate`.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, right, accumulate);
+  WgmmaFours<n>::template add_rs<T, b_major>(d, a, right, accumulate);
 }
 
 }  // namespace flashgen

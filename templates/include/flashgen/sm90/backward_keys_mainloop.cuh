@@ -42,7 +42,7 @@ struct BackwardKeysMainloop {
   static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
   using Factors = Rounded<cfg.tile_q>;
   using PRing = Ring<cfg.p_stages>;
-  using PAt = typename PRing::Where;
+  using PAt = typename PRing::State;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
   // Of a warpgroup.
   static constexpr u32 warps = 4;
@@ -89,7 +89,7 @@ struct BackwardKeysMainloop {
 
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
     FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared,
-                                            typename QRing::Where at, Thread thread) {
+                                            typename QRing::State at, Thread thread) {
       if constexpr (Score::presets_lse) {
         preset_columns(scores, shared.lse(at), thread);
       } else {
@@ -100,7 +100,7 @@ struct BackwardKeysMainloop {
     // Line 11: P_ij = exp(S_ij - L_i).
     FLASHGEN_DEVICE static void finish_pairs(Factors& probabilities, Strip<cfg.tile_q>& scores,
                                              const Params& p, const Shared& shared, const Tile& tile,
-                                             Step step, typename QRing::Where at, PAt p_at, Thread thread) {
+                                             Step step, typename QRing::State at, PAt p_at, Thread thread) {
       const i32 first_q = step.queries.block * cfg.tile_q,
                 first_key = tile.first_key + thread.warp % 4 * kWarpRows;
       const auto pairs = Score::template load<cfg.tile_q>(p, tile, step.queries, first_q, first_key, thread);
@@ -132,7 +132,7 @@ struct BackwardKeysMainloop {
     }
     // Line 12: dV_j += P_ij^T dO_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dv, const Factors& p, const Shared& shared,
-                                          typename DORing::Where at) {
+                                          typename DORing::State at) {
       issue_output(dv, p, shared.dout(at));
     }
     FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
@@ -151,13 +151,13 @@ struct BackwardKeysMainloop {
 
     // Line 13: dP_ij = dO_i V_j^T - D_i.
     FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& dp, const Shared& shared,
-                                            typename DORing::Where at, Thread thread) {
+                                            typename DORing::State at, Thread thread) {
       preset_columns(dp, shared.dsum(at), thread);
       issue_over_columns(dp, shared.v(), shared.dout(at));
     }
     // Line 14: dS_ij = P_ij (dP_ij - D_i).
     FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
-                                             const Shared& shared, const Tile&, Step, typename DORing::Where,
+                                             const Shared& shared, const Tile&, Step, typename DORing::State,
                                              PAt p_at, Thread thread) {
       shared.p_ring().wait_full(p_at);
       Factors factors;
@@ -173,7 +173,7 @@ struct BackwardKeysMainloop {
     }
     // Line 16: dK_j += dS_ij^T Q_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dk, const Factors& ds, const Shared& shared,
-                                          typename QRing::Where at) {
+                                          typename QRing::State at) {
       issue_output(dk, ds, shared.q(at));
     }
     FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
@@ -189,13 +189,13 @@ struct BackwardKeysMainloop {
     const Params& p;
     Shared shared;
     Thread thread;
-    Ring<1>::Where kept_at;
-    typename Role::FirstRing::Where first_at;
-    typename Role::SecondRing::Where second_at;
+    Ring<1>::State kept_at;
+    typename Role::FirstRing::State first_at;
+    typename Role::SecondRing::State second_at;
     // The next message. It comes with Q, which is the second operand of one consumer.
-    typename QRing::Where message_at;
+    typename QRing::State message_at;
     PAt p_at;
-    typename Shared::TileRing::Where tile_at;
+    typename Shared::TileRing::State tile_at;
     Queries queries;
     Strip<Role::columns> sum;
     // The left operand of the sum.
@@ -208,7 +208,7 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE void take_pairs(Strip<cfg.tile_q>& pairs, const Tile& tile) {
       wgmma_pin(pairs);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const QueryStep taken = queries.take([&] {
         if constexpr (Queries::sends_messages) shared.q_ring().wait_full(message_at);
         return shared.read_message(message_at, thread);
@@ -271,7 +271,7 @@ struct BackwardKeysMainloop {
     }
     // Line 18: write dK_j, dV_j to global memory.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
       const float scale[2] = {Role::scale(p), Role::scale(p)};
@@ -290,7 +290,7 @@ struct BackwardKeysMainloop {
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the producer does not need go to the consumers.
-    const Thread thread = Thread::current().again();
+    const Thread thread = Thread::current().recomputed();
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       if (thread.warp < 8) {

@@ -44,11 +44,11 @@ struct BackwardMainloop {
     Thread thread;
     // Which consumer this is.
     i32 number;
-    typename Shared::KRing::Where kv_at;
-    typename Shared::QRing::Where q_at;
+    typename Shared::KRing::State kv_at;
+    typename Shared::QRing::State q_at;
     // The position in the rings of dO and dS.
-    typename Shared::DORing::Where at;
-    typename Shared::TileRing::Where tile_at;
+    typename Shared::DORing::State at;
+    typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
     // Of dQ, the tiles of queries of the previous step, and of the one before, whose dQ is in shared memory.
@@ -61,7 +61,7 @@ struct BackwardMainloop {
     // ---- The parts of a step
 
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. The accumulators, ...
-    FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::Where q_at) {
+    FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::State q_at) {
       shared.q_ring().wait_full(q_at);
       if constexpr (Score::presets_lse) {
         preset_columns(scores, shared.lse(q_at), thread);
@@ -79,14 +79,14 @@ struct BackwardMainloop {
     }
     // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
     // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
-    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       shared.ds_ring().wait_full(of);
       const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
     // dQ to shared memory, where the next step leaves it to TMA.
-    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       wgmma_pin(dq);
       warp_sync();
       if (thread.lane == 0) {
@@ -115,17 +115,17 @@ struct BackwardMainloop {
       issue_scores();
       // While S is multiplied, and before dP takes registers.
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
-      const bool is_cut = queries.is_cut(p, tile, step, thread.again().warp / 4 - 1);
+      const bool is_cut = queries.is_cut(p, tile, step, thread.recomputed().warp / 4 - 1);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (is_cut) {
-        const Thread own = thread.again();
+        const Thread own = thread.recomputed();
         const i32 first_key = tile.first_key + (own.warp - 4) * kWarpRows;
         allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.member), first_q,
                                                   first_key, own);
       }
       if (is_first) shared.v_ring().wait_full(kv_at);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 warp_key = (here.warp - 4) * kWarpRows;
       const Pairs pairs =
           Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
@@ -135,7 +135,8 @@ struct BackwardMainloop {
       preset_columns(dp, shared.dsum(at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
-      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed again.
+      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed
+      // again.
       add_dq();
 
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
@@ -204,7 +205,7 @@ struct BackwardMainloop {
 
     // Line 18: write dK_j, dV_j to global memory. Each warp stores its 16 rows by TMA.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared.out(here.warp - 4);
       const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
@@ -292,12 +293,12 @@ struct BackwardMainloop {
     // is, because the producer can keep nothing.
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
-      const Thread own = Thread::current().again();
+      const Thread own = Thread::current().recomputed();
       const i32 number = own.warp / 4 - 1;
       Consumer{p, shared, own, number, {}, {}, {}, {}, {}, {p, shared, number}}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      const Thread own = Thread::current().again();
+      const Thread own = Thread::current().recomputed();
       if (own.warp == 0) {
         Producer{p, shared, own, own.lane == 0}.run();
       } else {

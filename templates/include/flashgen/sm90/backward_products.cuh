@@ -31,7 +31,7 @@ FLASHGEN_DEVICE void preset_rows(float (&strip)[count], const float (&rows)[2]) 
 }
 template <i32 count>
 FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
-  clear(strip);
+  clear_strip(strip);
   wgmma_pin(strip);
 }
 

@@ -30,7 +30,6 @@ struct BackwardQueryConfig {
   i32 consumer_registers;
   // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
   i32 section_heads;
-  bool longest_first;
   bool has_lower;
   bool has_upper;
 };
@@ -40,8 +39,7 @@ template <BackwardQueryConfig cfg>
 constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .tile_kv = cfg.tile_kv,
                                            .consumers = cfg.consumers,
-                                           .section_heads = cfg.section_heads,
-                                           .longest_first = cfg.longest_first};
+                                           .section_heads = cfg.section_heads};
 
 // dO and the statistics of a tile of queries, and where its dQ goes.
 struct DenseGradientTile : DenseTile {
@@ -91,10 +89,10 @@ struct BackwardQueryMainloop {
 
     FLASHGEN_DEVICE QTile q() const { return {start + Smem::kQ}; }
     FLASHGEN_DEVICE DOTile dout() const { return {start + Smem::kDo}; }
-    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+    FLASHGEN_DEVICE KTile k(typename KRing::State at) const {
       return KTile{start + Smem::kK}.slot(at.slot());
     }
-    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+    FLASHGEN_DEVICE VTile v(typename VRing::State at) const {
       return VTile{start + Smem::kV}.slot(at.slot());
     }
     FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
@@ -106,10 +104,10 @@ struct BackwardQueryMainloop {
       return reinterpret_cast<float*>(base + Smem::kStats + consumer * statistics_bytes);
     }
     // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
-    FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+    FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
-    FLASHGEN_DEVICE Message& message(typename KRing::Where at) const
+    FLASHGEN_DEVICE Message& message(typename KRing::State at) const
       requires Blocks::sends_messages
     {
       return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
@@ -133,10 +131,10 @@ struct BackwardQueryMainloop {
     Shared shared;
     Thread thread;
     bool elected;
-    typename QRing::Where q_at;
-    typename KRing::Where k_at;
-    typename VRing::Where v_at;
-    typename TileRing::Where tile_at;
+    typename QRing::State q_at;
+    typename KRing::State k_at;
+    typename VRing::State v_at;
+    typename TileRing::State tile_at;
 
     // Line 3: load Q_i, L_i, D_i.
     FLASHGEN_DEVICE void load_queries(const Tile& tile) {
@@ -170,7 +168,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
+      const DynamicScheduler<kQueryTiles<cfg>, Params> scheduler{p};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -210,10 +208,10 @@ struct BackwardQueryMainloop {
     Thread thread;
     // Which consumer this is.
     i32 number;
-    typename QRing::Where q_at;
+    typename QRing::State q_at;
     // The position in the rings of K and V. dQ is one step behind.
-    typename KRing::Where k_at;
-    typename TileRing::Where tile_at;
+    typename KRing::State k_at;
+    typename TileRing::State tile_at;
     Blocks blocks;
     // L and D of the lane's two rows.
     float lse[2];
@@ -221,14 +219,14 @@ struct BackwardQueryMainloop {
     Strip<cfg.head_dim> dq;
     Rounded<cfg.tile_kv> ds;
 
-    FLASHGEN_DEVICE typename VRing::Where v_at() const { return {k_at.count}; }
+    FLASHGEN_DEVICE typename VRing::State v_at() const { return {k_at.count}; }
     FLASHGEN_DEVICE Message read_message() {
       if constexpr (Blocks::sends_messages) {
         shared.k_ring().wait_full(k_at);
         // One lane reads for all, and the release of the slot by one lane is enough.
         Message read = {};
         if (thread.lane == 0) read = shared.message(k_at);
-        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.flags), 0))};
       } else {
         return {};
       }
@@ -270,7 +268,7 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (blocks.is_last()) mbarrier_arrive(shared.q_ring().empty(q_at));
       const i32 first_q = tile.first_q + (here.warp - 4) * kWarpRows, first_key = blocks.block * cfg.tile_kv;
       Score::template take_factors<cfg.tile_kv>(scores, p, tile, lse, first_q, first_key, here);
@@ -338,7 +336,7 @@ struct BackwardQueryMainloop {
     }
     // Line 14: write dQ_i to global memory.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
       const float scale[2] = {p.scale, p.scale};
@@ -357,7 +355,7 @@ struct BackwardQueryMainloop {
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the producer does not need go to the consumers.
-    const Thread thread = Thread::current().again();
+    const Thread thread = Thread::current().recomputed();
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       // Not of `thread`, because ptxas must see that it is the same for all lanes.

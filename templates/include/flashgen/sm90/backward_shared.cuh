@@ -28,7 +28,7 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
   static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
                 "dK and dV fit in the staging buffer of dQ");
 
-  FLASHGEN_DEVICE DSTile ds(typename DSRing::Where at) const {
+  FLASHGEN_DEVICE DSTile ds(typename DSRing::State at) const {
     return DSTile{start + Smem::kDs}.slot(at.slot());
   }
   FLASHGEN_DEVICE DSRing ds_ring() const { return {start + Smem::kDsBarriers}; }

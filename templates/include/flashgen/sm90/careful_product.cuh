@@ -1,6 +1,6 @@
 // P V of a block that the mask cuts, where V may hold NaN or infinity.
 #pragma once
-#include "flashgen/contain.cuh"
+#include "flashgen/non_finite.cuh"
 #include "flashgen/panel.cuh"
 
 namespace flashgen {
@@ -12,7 +12,7 @@ constexpr u32 kOnes<half_t> = 0x3c003c00u;
 
 // Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
 template <class Tile>
-FLASHGEN_DEVICE bool holds_non_finite(Tile tile, u8* base, Thread thread) {
+FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
   u32 signs = 0;
 #pragma unroll 1
   for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {

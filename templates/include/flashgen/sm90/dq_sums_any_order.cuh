@@ -39,8 +39,8 @@ template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile,
 struct SumsInAnyOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
-  using TileAt = typename Shared::TileRing::Where;
-  using StepAt = typename Shared::DORing::Where;
+  using TileAt = typename Shared::TileRing::State;
+  using StepAt = typename Shared::DORing::State;
   using SumRing = Ring<cfg.sum_stages>;
   // Warps beside consumers that read announced tiles.
   static constexpr u32 tile_readers = 1;
@@ -50,10 +50,10 @@ struct SumsInAnyOrder {
   // ---- Barriers and counters
 
   FLASHGEN_DEVICE static SumRing sum_ring(Shared shared) { return {shared.start + Smem::kSumBarriers}; }
-  FLASHGEN_DEVICE static u8* sum(Shared shared, typename SumRing::Where at) {
+  FLASHGEN_DEVICE static u8* sum(Shared shared, typename SumRing::State at) {
     return shared.base + Smem::kSums + at.slot() * Shared::out_bytes;
   }
-  FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::Where at) {
+  FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::State at) {
     return reinterpret_cast<DqPart*>(shared.base + Smem::kSumParts)[at.slot()];
   }
   // Two barriers with a phase for each tile of keys: all warps' shares of the previous tile have been added
@@ -132,7 +132,7 @@ struct SumsInAnyOrder {
   // ---- The warps beside the producer
 
   FLASHGEN_DEVICE static void run_helper(const Params& p, Shared shared, Thread self) {
-    const Thread thread = self.again();
+    const Thread thread = self.recomputed();
     if (thread.warp == 1) {
       report(p, shared, thread);
     } else if (thread.warp == 2) {
@@ -172,7 +172,7 @@ struct SumsInAnyOrder {
 
   FLASHGEN_DEVICE static void collect(const Params& p, Shared shared) {
     const i32 heads = p.tiles / p.kv_tiles * p.group;
-    typename SumRing::Where at;
+    typename SumRing::State at;
     const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
     for (i32 number = draw(); number < heads * p.q_tiles;) {
       const i32 head = number / p.q_tiles, tile = number - head * p.q_tiles;
@@ -213,7 +213,7 @@ struct SumsInAnyOrder {
   // dQ_i = scale * (sum over the tiles of keys), for rows of one warp at a time.
   FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
     using Rows = typename Shared::DQRows;
-    typename SumRing::Where at;
+    typename SumRing::State at;
     while (true) {
       sum_ring(shared).wait_full(at);
       const DqPart& to = part(shared, at);

@@ -25,8 +25,8 @@ template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile,
 struct SumsInOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
-  using TileAt = typename Shared::TileRing::Where;
-  using StepAt = typename Shared::DORing::Where;
+  using TileAt = typename Shared::TileRing::State;
+  using StepAt = typename Shared::DORing::State;
   // What a consumer hands to the adders: one buffer, with barriers for each adder.
   using DQRing = Ring<2>;
   using SumRing = Ring<1>;
@@ -107,7 +107,7 @@ struct SumsInOrder {
   // ---- The warps beside the producer
 
   FLASHGEN_DEVICE static void run_helper(const Params& p, Shared shared, Thread self) {
-    const Thread thread = self.again();
+    const Thread thread = self.recomputed();
     if (thread.warp < first_adder + 2) {
       add(p, shared, thread);
     } else {
@@ -178,7 +178,7 @@ struct SumsInOrder {
   // Nobody waits for a finisher.
   FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
     Finished& share = *reinterpret_cast<Finished*>(shared.base + Smem::kSumParts);
-    const auto at = [&]() { return typename SumRing::Where{share.count}; };
+    const auto at = [&]() { return typename SumRing::State{share.count}; };
     if (thread.lane == 0) {
       share.number = block_idx_x();
       share.count = 0;
@@ -224,7 +224,7 @@ struct SumsInOrder {
         }
         warp_sync();
 #pragma unroll 1
-        for (i32 i = thread.again().lane; i < static_cast<i32>(bytes) / kChunkBytes; i += kWarpSize)
+        for (i32 i = thread.recomputed().lane; i < static_cast<i32>(bytes) / kChunkBytes; i += kWarpSize)
           reinterpret_cast<Vec16*>(shared.base + Smem::kSum)[i] = Vec16{.words = {0, 0, 0, 0}};
         warp_sync();
       }
@@ -243,7 +243,7 @@ struct SumsInOrder {
                                           Thread thread) {
 #pragma unroll 1
     for (i32 warp = 0; warp < 4; ++warp) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const float* const from = reinterpret_cast<const float*>(shared.base + Smem::kSum) +
                                 opaque(warp) * Share::warp_floats(consumer);
       const typename Shared::DQRows rows = {shared_address(from)};

@@ -10,16 +10,13 @@ struct NoDropout {
   template <i32 columns>
   struct Kept {};
 
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Kept<columns> draw(const Params&, const Tile&, i32, i32, Thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
     return {};
   }
   template <i32 columns>
   FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
-  template <class Params>
-  FLASHGEN_DEVICE static float factor(const Params&) {
-    return 1.0f;
-  }
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 struct PhiloxDropout {
@@ -28,9 +25,8 @@ struct PhiloxDropout {
 
   // For the warp's rows from `q` on and the keys from `key` on. Numbers do not depend on scores, so they are
   // drawn while products are under way.
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Kept<columns> draw(const Params& p, const Tile& tile, i32 q, i32 key,
-                                            Thread thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto& p, const auto& tile, i32 q, i32 key, Thread thread) {
     return {Dropout::of(p, tile.sequence, tile.head), q, key, thread};
   }
   template <i32 columns>
@@ -38,10 +34,7 @@ struct PhiloxDropout {
     kept.keep(blocks_of(exponentials), 1.0f);
   }
   // What O is multiplied by, as only some pairs are kept.
-  template <class Params>
-  FLASHGEN_DEVICE static float factor(const Params& p) {
-    return p.dropout_factor;
-  }
+  FLASHGEN_DEVICE static float factor(const auto& p) { return p.dropout_factor; }
 };
 
 }  // namespace flashgen

@@ -5,6 +5,7 @@
 // epilogues check what they store, and flag tiles that are not finite. backward_repair.cuh computes these
 // again, pair by pair. Without a mask nothing is to be checked, because all pairs are allowed.
 #pragma once
+#include "flashgen/non_finite.cuh"
 #include "flashgen/panel.cuh"
 
 namespace flashgen {
@@ -19,17 +20,6 @@ template <bool has_mask, class Params>
 FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
   if constexpr (has_mask)
     atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
-}
-
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
-template <i32 count>
-FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i)
-    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
-  return zero[0] + zero[1];
 }
 
 }  // namespace flashgen

@@ -16,16 +16,11 @@ struct ForwardSm90Config {
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache.
+  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache: several if tiles
+  // differ in length.
   i32 section_heads;
-  bool longest_first;
   // Exponentials relative to a reference maximum that is set once, not to the running maximum.
   bool anchored;
-  // The exponentials of a step overlap the warpgroup's own P V. Otherwise they overlap other warpgroups'
-  // products.
-  bool overlaps_own_products;
-  // O has its own tile in shared memory and is stored by TMA.
-  bool stores_by_tma;
   bool has_lower;
   bool has_upper;
 };
@@ -33,5 +28,9 @@ struct ForwardSm90Config {
 // The slots of the ring that announces tiles of queries. A consumer holds the tile whose results it still has
 // to store, and the next one.
 constexpr i32 kForwardTileStages = 4;
+
+// The named barrier at which the scheduler waits until the producer asks for a tile. Waiting there takes no
+// instructions from the consumers, as polling an mbarrier does. The consumers have barriers 1 to 3.
+constexpr i32 kRequestBarrier = 4;
 
 }  // namespace flashgen

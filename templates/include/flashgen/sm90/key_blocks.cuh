@@ -1,29 +1,28 @@
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
+// mainloop.
 //
-// The producer calls for_each(p, tile, thread, visit), and that calls visit(block, left, message) for each
-// block in order. `left` is how many blocks follow, or 1 if that is not known.
+// The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
+// in order. `left` is how many blocks follow, or 1 if that is not known.
 //
-// A consumer follows block by block with begin() and advance(). `block` and is_last() describe its current
-// block. Given own_of(p, tile, consumer), is_empty() says that the mask allows no pair of the block to the
-// consumer's rows, and needs_mask() that it does not allow all.
+// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
+// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
 
-// The blocks between the first and the last that some query of the tile may attend to. At least one, because
-// a tile without allowed pairs has results, too.
-template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
-FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
+// The blocks from the first to the last that some query of the tile may attend to. At least one, because a
+// tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
   if (end_q <= tile.first_q) return {0, 1};
   const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
   return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
 }
 
-// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for
-// themselves.
+// A band visits every block of a range, from the last to the first. Producer and consumers each compute it.
 template <ForwardSm90Config cfg, class Mask>
 struct BandBlocks {
   static constexpr bool has_mask = Mask::is_bounded;
@@ -33,29 +32,23 @@ struct BandBlocks {
   i32 block;
   i32 first_block;
 
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE static Range visited(const Params& p, const Tile& tile) {
+  FLASHGEN_DEVICE static Range visited(const auto& p, const auto& tile) {
     return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
   }
 
-  template <class Tile, class Params, class Visit>
-  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Visit& visit) {
+  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread, const auto& visit) {
     const Range blocks = visited(p, tile);
 #pragma unroll 1
     for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
       visit(block, block - blocks.begin, Message{});
   }
 
-  template <class Tile, class Params, class Read>
-  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile, const Read&) {
+  FLASHGEN_DEVICE void begin(const auto& p, const auto& tile, const auto&) {
     const Range blocks = visited(p, tile);
     block = blocks.end - 1;
     first_block = blocks.begin;
   }
-  template <class Read>
-  FLASHGEN_DEVICE void advance(const Read&) {
-    --block;
-  }
+  FLASHGEN_DEVICE void advance(const auto&) { --block; }
 
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
 
@@ -64,8 +57,7 @@ struct BandBlocks {
   struct Own {
     Range some, all;
   };
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE static Own own_of(const Params& p, const Tile& tile, i32 consumer) {
+  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
               end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
     if (end_q <= first_q) return {};
@@ -76,25 +68,24 @@ struct BandBlocks {
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
 };
 
-// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each
-// other block.
+// For any other mask the producer skips blocks without allowed pairs, and sends a message with each other
+// block.
 template <ForwardSm90Config cfg, class Mask>
 struct SparseBlocks {
   static constexpr bool has_mask = true;
   static constexpr bool sends_messages = true;
   struct alignas(8) Message {
     i32 block;
-    // Bit 0: it is the last one. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i: it allows
+    // Bit 0: the last block of the tile. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i:
     // none.
-    u32 facts;
+    u32 flags;
   };
   static constexpr i32 kFull = 1, kEmpty = 8;
 
   i32 block;
-  u32 facts;
+  u32 flags;
 
-  template <class Tile, class Params, class Visit>
-  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread thread, const Visit& visit) {
+  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread thread, const auto& visit) {
     const Mask mask = tile.template mask<Mask>(p);
     const i32 len_q = tile.len_q(p);
     const Range blocks = visited_blocks<cfg>(mask, p, tile);
@@ -118,45 +109,38 @@ struct SparseBlocks {
       }
       return visited;
     };
-    const auto facts_of = [&](i32 lane) { return static_cast<u32>(shuffle(static_cast<i32>(found), lane)); };
+    const auto flags_of = [&](i32 lane) { return static_cast<u32>(shuffle(static_cast<i32>(found), lane)); };
     Walk<true> walk(blocks);
     walk.advance(thread, is_visited);
     i32 block = walk.over() ? blocks.begin : walk.tile;
-    u32 facts = walk.over() ? ~0u << kEmpty : facts_of(walk.lane());
+    u32 flags = walk.over() ? ~0u << kEmpty : flags_of(walk.lane());
     for (bool is_last = false; !is_last;) {
       if (!walk.over()) walk.advance(thread, is_visited);
       is_last = walk.over();
       // How many blocks are left is not known, but whether there is one.
-      visit(block, is_last ? 0 : 1, Message{block, facts | static_cast<u32>(is_last)});
+      visit(block, is_last ? 0 : 1, Message{block, flags | static_cast<u32>(is_last)});
       block = walk.tile;
-      facts = facts_of(walk.lane());
+      flags = flags_of(walk.lane());
     }
   }
 
   // `read()` is the message that came with the next block.
-  template <class Tile, class Params, class Read>
-  FLASHGEN_DEVICE void begin(const Params&, const Tile&, const Read& read) {
-    advance(read);
-  }
-  template <class Read>
-  FLASHGEN_DEVICE void advance(const Read& read) {
+  FLASHGEN_DEVICE void begin(const auto&, const auto&, const auto& read) { advance(read); }
+  FLASHGEN_DEVICE void advance(const auto& read) {
     const Message message = read();
     block = message.block;
-    facts = message.facts;
+    flags = message.flags;
   }
 
-  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE bool is_last() const { return (flags & 1u) != 0; }
 
   struct Own {
     i32 consumer;
   };
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE static Own own_of(const Params&, const Tile&, i32 consumer) {
-    return {consumer};
-  }
-  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (facts >> (kEmpty + own.consumer) & 1u) != 0; }
+  FLASHGEN_DEVICE static Own own_of(const auto&, const auto&, i32 consumer) { return {consumer}; }
+  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (flags >> (kEmpty + own.consumer) & 1u) != 0; }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
-    return (facts >> (kFull + own.consumer) & 1u) == 0;
+    return (flags >> (kFull + own.consumer) & 1u) == 0;
   }
 };
 

@@ -96,7 +96,7 @@ struct KeyTileScheduler {
   }
 
   // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const { leave_counters(p.counter); }
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 }  // namespace flashgen

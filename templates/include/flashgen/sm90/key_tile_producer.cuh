@@ -29,8 +29,8 @@ struct KeyTileShared {
 
   FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
   FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
-  FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+  FLASHGEN_DEVICE QTile q(typename QRing::State at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::State at) const {
     return DOTile{start + Smem::kDo}.slot(at.slot());
   }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
@@ -39,23 +39,23 @@ struct KeyTileShared {
   FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Of a block of queries, -L in units of S and -D. They come with Q and with dO.
-  FLASHGEN_DEVICE float* lse(typename QRing::Where at) const {
+  FLASHGEN_DEVICE float* lse(typename QRing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kLse + at.slot() * statistics_bytes);
   }
-  FLASHGEN_DEVICE float* dsum(typename DORing::Where at) const {
+  FLASHGEN_DEVICE float* dsum(typename DORing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kDsum + at.slot() * statistics_bytes);
   }
   // What the slots of tile_ring and, if the producer sends messages, of q_ring hold.
-  FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+  FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
-  FLASHGEN_DEVICE Message& message(typename QRing::Where at) const
+  FLASHGEN_DEVICE Message& message(typename QRing::State at) const
     requires Queries::sends_messages
   {
     return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
   }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
-  FLASHGEN_DEVICE Message read_message(typename QRing::Where at, Thread thread) const {
+  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
     if constexpr (Queries::sends_messages) {
       Message read = {};
       if (thread.lane == 0) read = message(at);
@@ -77,10 +77,10 @@ struct KeyTileProducer {
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::KRing::Where kv_at;
-  typename Shared::QRing::Where q_at;
-  typename Shared::DORing::Where do_at;
-  typename Shared::TileRing::Where tile_at;
+  typename Shared::KRing::State kv_at;
+  typename Shared::QRing::State q_at;
+  typename Shared::DORing::State do_at;
+  typename Shared::TileRing::State tile_at;
 
   // Line 6: load K_j, V_j.
   FLASHGEN_DEVICE void load_keys(const Tile& tile) {

@@ -16,20 +16,16 @@ FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
-  // There is no further tile.
-  end,
-  // No further tile is known. One to repeat may follow once all results are checked.
-  pause,
+  end,    // there is no further tile
+  drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
   normal,
-  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
-  careful,
+  careful,  // computed again, or after such a tile
 };
 
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  // Of the queries, and of the keys and values. Announced, as the producer would otherwise divide for each
-  // load.
+  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
@@ -40,50 +36,33 @@ struct alignas(16) DenseTile {
   static constexpr bool warp_loads = false;
 
   // How many queries and keys the sequence has, and how many rows of results.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_q;
-  }
-  template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
+  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
+  FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_q; }
+  template <class Mask>
+  FLASHGEN_DEVICE Mask mask(const auto& p) const {
     return Mask::of(p, sequence, head);
   }
-  template <class Score, class Params>
-  FLASHGEN_DEVICE Score score(const Params& p) const {
+  template <class Score>
+  FLASHGEN_DEVICE Score score(const auto& p) const {
     return {p, sequence, head};
   }
 
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+  FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
-    o.store(p.o_map, q, head, sequence);
-  }
+  FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
   // The sequence's rows of the head in O, and in the log-sum-exp.
-  template <class Params>
-  FLASHGEN_DEVICE auto o_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto o_rows(const auto& p) const {
     return GlobalRows{p.o + sequence * p.o_batch + head * p.o_head, p.o_row, p.len_q};
   }
-  template <class Params>
-  FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
+  FLASHGEN_DEVICE float* lse_rows(const auto& p) const {
     return p.lse + (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q;
   }
 };
@@ -95,8 +74,7 @@ struct alignas(16) OwnLengthsTile {
   using Rows = Rows_;
 
   i32 first_q;
-  // Of the queries, and of the keys and values. Announced, as the producer would otherwise divide for each
-  // load.
+  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
@@ -104,28 +82,19 @@ struct alignas(16) OwnLengthsTile {
 
   static constexpr bool ends_with_tensor = false;
 
-  template <class Params>
-  FLASHGEN_DEVICE i32 len_q(const Params&) const {
-    return rows.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 len_kv(const Params&) const {
-    return rows.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 result_rows(const Params&) const {
-    return rows.result_rows();
-  }
-  template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+  FLASHGEN_DEVICE i32 len_q(const auto&) const { return rows.len_q; }
+  FLASHGEN_DEVICE i32 len_kv(const auto&) const { return rows.len_kv; }
+  FLASHGEN_DEVICE i32 result_rows(const auto&) const { return rows.result_rows(); }
+  template <class Mask>
+  FLASHGEN_DEVICE Mask mask(const auto& p) const {
     if constexpr (requires { Mask::of(p, rows, sequence, head); }) {
       return Mask::of(p, rows, sequence, head);
     } else {
       return band_of<Mask>(p, rows);
     }
   }
-  template <class Score, class Params>
-  FLASHGEN_DEVICE Score score(const Params& p) const {
+  template <class Score>
+  FLASHGEN_DEVICE Score score(const auto& p) const {
     return {p, sequence, head, rows.len_q, rows.len_kv};
   }
 };
@@ -134,28 +103,22 @@ struct alignas(16) OwnLengthsTile {
 struct PackedTile : OwnLengthsTile<PackedSequence> {
   static constexpr bool warp_loads = false;
 
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+  FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, rows.first_q + first_q, head, 0);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
     k.load(p.k_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
     v.load(p.v_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
+  FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
     o.store(p.o_map, rows.first_q + q, head, 0);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto o_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto o_rows(const auto& p) const {
     return GlobalRows{p.o + rows.first_q * p.o_row + head * p.o_head, p.o_row, rows.rows_q};
   }
-  template <class Params>
-  FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
+  FLASHGEN_DEVICE float* lse_rows(const auto& p) const {
     return p.lse + static_cast<i64>(head) * p.total_q + rows.first_q;
   }
 };
@@ -167,39 +130,32 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   // A block of keys may lie in several pages, which the lanes of a warp load.
   static constexpr bool warp_loads = paged;
 
-  template <class Params>
-  FLASHGEN_DEVICE i32 batch_of_queries(const Params& p) const {
+  FLASHGEN_DEVICE i32 batch_of_queries(const auto& p) const {
     return p.cu_seqlens_q == nullptr ? sequence : 0;
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+  FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, rows.first_q + first_q, head, batch_of_queries(p));
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread thread) const {
     load_rows(k, p, p.k_map, barrier, first_key, thread);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread thread) const {
     load_rows(v, p, p.v_map, barrier, first_key, thread);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
+  FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
     o.store(p.o_map, rows.first_q + q, head, batch_of_queries(p));
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto o_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto o_rows(const auto& p) const {
     return GlobalRows{p.o + sequence * p.o_batch + rows.first_q * p.o_row + head * p.o_head, p.o_row,
                       rows.len_q};
   }
-  template <class Params>
-  FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
+  FLASHGEN_DEVICE float* lse_rows(const auto& p) const {
     return p.lse + sequence * p.lse_batch + head * p.lse_head + rows.first_q;
   }
 
  private:
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_rows(Panels panels, const Params& p, const TensorMap& map, u32 barrier,
+  template <class Panels>
+  FLASHGEN_DEVICE void load_rows(Panels panels, const auto& p, const TensorMap& map, u32 barrier,
                                  i32 first_key, Thread thread) const {
     if constexpr (!paged) {
       panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));

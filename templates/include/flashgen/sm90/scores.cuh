@@ -13,44 +13,29 @@ struct NoScore {
   template <i32 columns>
   struct Pairs {};
 
-  template <class Params>
-  FLASHGEN_DEVICE static Logits logits(const Params& p) {
-    return {p.scale_log2};
-  }
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Pairs<columns> load(const Params&, const Tile&, i32, i32, Thread) {
+  FLASHGEN_DEVICE static Logits logits(const auto& p) { return {p.scale_log2}; }
+  template <i32 columns>
+  FLASHGEN_DEVICE static Pairs<columns> load(const auto&...) {
     return {};
   }
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const Params&, const Tile&, i32,
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const auto&, const auto&, i32,
                                     i32, Thread) {}
-  template <class Params, class Tile>
-  FLASHGEN_DEVICE static float sink(const Params&, const Tile&) {
-    return -kInfinity;
-  }
+  FLASHGEN_DEVICE static float sink(const auto&...) { return -kInfinity; }
 };
 
 // The unit of what an expression makes of a product.
 template <class Logits>
 struct LogitsOf {
-  template <class Params>
-  FLASHGEN_DEVICE static Logits from(const Params&) {
-    return {};
-  }
+  FLASHGEN_DEVICE static Logits from(const auto&) { return {}; }
 };
 template <>
 struct LogitsOf<ScaledProducts> {
-  template <class Params>
-  FLASHGEN_DEVICE static ScaledProducts from(const Params& p) {
-    return {p.scale_log2};
-  }
+  FLASHGEN_DEVICE static ScaledProducts from(const auto& p) { return {p.scale_log2}; }
 };
 template <>
 struct LogitsOf<ScoredProducts> {
-  template <class Params>
-  FLASHGEN_DEVICE static ScoredProducts from(const Params& p) {
-    return {p.scale, p.scale_log2};
-  }
+  FLASHGEN_DEVICE static ScoredProducts from(const auto& p) { return {p.scale, p.scale_log2}; }
 };
 
 // Scores and sinks that expressions compute. `Score` is the kernel's own struct of that name.
@@ -67,14 +52,10 @@ struct ExpressionScore {
   template <i32 columns>
   using Pairs = PairsOf<columns>;
 
-  template <class Params>
-  FLASHGEN_DEVICE static Logits logits(const Params& p) {
-    return LogitsOf<Logits>::from(p);
-  }
+  FLASHGEN_DEVICE static Logits logits(const auto& p) { return LogitsOf<Logits>::from(p); }
   // For the warp's rows from `q` on and the keys from `key` on.
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Pairs<columns> load(const Params& p, const Tile& tile, i32 q, i32 key,
-                                             Thread thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static Pairs<columns> load(const auto& p, const auto& tile, i32 q, i32 key, Thread thread) {
     if constexpr (loads_ahead) {
       const Score score = tile.template score<Score>(p);
       return {score.template pairs_at<columns / 8>(q + thread.row(), key, thread)};
@@ -82,17 +63,16 @@ struct ExpressionScore {
       return {};
     }
   }
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, const Pairs<columns>& pairs, const Params& p,
-                                    const Tile& tile, i32 q, i32 key, Thread thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, const Pairs<columns>& pairs, const auto& p,
+                                    const auto& tile, i32 q, i32 key, Thread thread) {
     if constexpr (loads_ahead) {
       change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread, pairs.loaded);
     } else if constexpr (changes_scores) {
       change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread);
     }
   }
-  template <class Params, class Tile>
-  FLASHGEN_DEVICE static float sink(const Params& p, const Tile& tile) {
+  FLASHGEN_DEVICE static float sink(const auto& p, const auto& tile) {
     return tile.template score<Score>(p).sink();
   }
 };

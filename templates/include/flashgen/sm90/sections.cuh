@@ -1,4 +1,8 @@
 // The order in which persistent blocks draw tiles.
+//
+// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
+// section the turn varies slowest.
 #pragma once
 #include "flashgen/primitives_sm90.cuh"
 
@@ -10,24 +14,26 @@ struct SectionTile {
   i32 head;
 };
 
-// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
-// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
-// without work.
+// Tile `number` of `tiles`.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
   const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
-  if (rest < 0) return {number / partial, number % partial};
-  const i32 section = rest / (section_heads * tiles_of_head);
-  const i32 in_section = rest - section * (section_heads * tiles_of_head);
-  return {in_section / section_heads, partial + section * section_heads + in_section % section_heads};
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = section_heads;
+    first_head = partial + rest / (section * tiles_of_head) * section;
+    number = rest % (section * tiles_of_head);
+  }
+  return {number / section, first_head + number % section};
 }
 
-// Two counters, of tiles drawn and of blocks that have drawn their last one. The last block resets both.
-FLASHGEN_DEVICE void leave_counters(u32* counters) {
-  if (atomic_add_release(counters + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(counters, 0u);
-    store_release(counters + 1, 0u);
+// p.counter is two counters: of tiles drawn, and of blocks that have drawn their last one. The last block
+// resets both for the next launch.
+FLASHGEN_DEVICE void leave_counters(const auto& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
   }
 }
 

@@ -1,58 +1,46 @@
-// Which tile of queries a persistent block computes next.
+// Which tile of queries a persistent block computes next: the TileScheduler policy of the forward mainloop.
 //
-// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
-// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
+// The order is that of sections.cuh. Where tiles differ in length, the last tile of a head is the longest and
+// comes first.
 #pragma once
-#include "flashgen/primitives_sm90.cuh"
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/sm90/query_tile.cuh"
+#include "flashgen/sm90/sections.cuh"
 
 namespace flashgen {
 
-// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
-// tiles.
-struct HeadPlace {
-  i32 head;
-  i32 tile;
-};
-
-// Tile `number` of `heads` heads with `tiles` tiles each.
+// The first query of the tile whose turn it is.
 template <ForwardSm90Config cfg>
-FLASHGEN_DEVICE HeadPlace place_in_sections(i32 number, i32 heads, i32 tiles) {
-  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
-  const i32 partial = heads % cfg.section_heads, rest = number - partial * tiles;
-  i32 first_head = 0, section = partial;
-  if (rest >= 0) {
-    section = cfg.section_heads;
-    first_head = partial + rest / (section * tiles) * section;
-    number = rest % (section * tiles);
-  }
-  const i32 turn = number / section;
-  return {first_head + number % section, cfg.longest_first ? tiles - 1 - turn : turn};
+FLASHGEN_DEVICE i32 first_row(i32 turn, i32 tiles_of_head) {
+  // Sections of several heads mean that tiles differ in length.
+  return (cfg.section_heads > 1 ? tiles_of_head - 1 - turn : turn) * cfg.tile_q;
 }
 
-// Drawing numbers is the same for all kinds of tiles.
-template <class Params>
-struct TileCounter {
+// All sequences have the same length.
+template <ForwardSm90Config cfg, class Params>
+struct DynamicScheduler {
   const Params& p;
 
+  // The number of the block's first tile, and of each later one.
   FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
   FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
-  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const {
-    if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-      store_release(p.counter, 0u);
-      store_release(p.counter + 1, 0u);
-    }
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
+    if (number >= p.tiles) return {0, 0, 0, 0, TileKind::end};
+    const SectionTile place = section_tile<cfg.section_heads>(number, p.tiles, p.q_tiles);
+    const i32 first_q = first_row<cfg>(place.turn, p.q_tiles);
+    const i32 sequence = place.head / p.heads_q, head = place.head - sequence * p.heads_q;
+    return {first_q, head, head / p.group, sequence, TileKind::normal};
   }
+  // Each block calls this once, after its last draw.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
 // before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
 // lane of the scheduler those of one sequence, 32 sequences at a time.
 template <ForwardSm90Config cfg, class Params, class Tile>
-struct TileScheduler : TileCounter<Params> {
+struct VarlenScheduler : DynamicScheduler<cfg, Params> {
   using Rows = typename Tile::Rows;
 
   // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
@@ -64,7 +52,6 @@ struct TileScheduler : TileCounter<Params> {
     return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
   }
 
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
     const i32 groups = ceil_div(p.batch, kWarpSize);
@@ -86,26 +73,15 @@ struct TileScheduler : TileCounter<Params> {
       if (later != 0) {
         const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
         const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, place.head / p.group, sequence, TileKind::normal,
-                 Rows::of(p, sequence)}};
+        const SectionTile place =
+            section_tile<cfg.section_heads>(in_sequence, p.heads_q * tiles_of_head, tiles_of_head);
+        const i32 first_q = first_row<cfg>(place.turn, tiles_of_head);
+        return {
+            {first_q, place.head, place.head / p.group, sequence, TileKind::normal, Rows::of(p, sequence)}};
       }
       tiles_before += shuffle(end, kWarpSize - 1);
     }
     return {{0, 0, 0, 0, TileKind::end, {}}};
-  }
-};
-
-// All sequences have the same length.
-template <ForwardSm90Config cfg, class Params>
-struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
-  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
-    const Params& p = this->p;
-    if (number >= p.tiles) return {0, 0, 0, 0, TileKind::end};
-    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
-    const i32 sequence = place.head / p.heads_q, head = place.head - sequence * p.heads_q;
-    return {place.tile * cfg.tile_q, head, head / p.group, sequence, TileKind::normal};
   }
 };
 

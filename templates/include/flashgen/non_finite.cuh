@@ -1,0 +1,36 @@
+// Finding NaN and infinity.
+#pragma once
+#include "flashgen/element.cuh"
+
+namespace flashgen {
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <>
+constexpr u32 kToInfinity<float32_t> = 0x00800000u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
+// NaN in a product reaches every row of a warp's tile.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
+}
+
+}  // namespace flashgen
