@@ -66,7 +66,7 @@ def _hopper(spec: AttentionSpec) -> Iterator[Schedule]:
     row = row_of(spec)
     for consumers in sorted(_HOPPER_CONSUMERS, key=lambda n: n != row.consumers):
         for around in _KEYS_AROUND:
-            for stages in sorted(_HOPPER_STAGES, key=lambda n: abs(n - row.v_stages)):
+            for stages in sorted(_HOPPER_STAGES, key=lambda n: abs(n - row.stages)):
                 tile_kv = row.tile_kv + around
                 if 16 <= tile_kv <= 256:
                     yield Schedule(

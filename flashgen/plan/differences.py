@@ -18,7 +18,6 @@ _SIZES = {
     "tile_q": "q",
     "tile_kv": "kv",
     "stages": "stages",
-    "v_stages": "stages",
     "warps": "warps",
     "consumers": "consumers",
     "producer_registers": "producer",

@@ -106,7 +106,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         end = region.offset + region.bytes
     widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
     rows = {name: int(kernel.constant("tile_q" if name in "qo" else "tile_kv")) for name in widths}
-    slots = {"q": "q_stages", "k": "k_stages", "v": "v_stages"}
+    slots = {"q": "q_stages", "k": "stages", "v": "stages"}
     for name, width in widths.items():
         if name == "o" and "o" not in kernel.smem.names:
             continue

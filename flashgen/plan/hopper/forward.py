@@ -29,6 +29,8 @@ from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 #: Head dims times heads of a section, if tiles differ in length. More heads balance the blocks better, as long as K and
 #: V stay in the L2 cache. Of 16, 32 and 64 heads, at S = 512, the fastest were 64 at D=64, 32 at 128 and 16 at 256.
 _SECTION_COLUMNS = 4096
+#: From these sizes on, scores and output leave few registers to the addresses of what a mask loads.
+_WIDE_TILE_KV, _WIDE_VALUES = 64, 96
 
 
 def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
@@ -61,7 +63,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     fault = fault_of(spec, schedule, arch)
     if fault is not None:
         fits = row_of(spec)
-        remedy = f"What would fit: tile_q={fits.tile_q}, tile_kv={fits.tile_kv}, stages={fits.v_stages}."
+        remedy = f"What would fit: tile_q={fits.tile_q}, tile_kv={fits.tile_kv}, stages={fits.stages}."
         raise PlanError(f"The forward kernel cannot be planned: {fault} {remedy}")
     row = chosen_row(spec, schedule, arch)
     smem = smem_of(spec, row)
@@ -69,6 +71,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     has_end = spec.mask.has_upper or is_block_sparse(spec)
     anchored = schedule.softmax != "running-max"
     in_products = is_in_products(spec)
+    lacks_registers = row.tile_kv >= _WIDE_TILE_KV and spec.head_dim_v > _WIDE_VALUES
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, "" if anchored else "runningmax"),
         pass_="forward",
@@ -86,8 +89,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("q_stages", row.q_stages),
-            Constant("k_stages", row.k_stages),
-            Constant("v_stages", row.v_stages),
+            Constant("stages", row.stages, "of K and of V"),
             Constant("consumers", row.consumers, "warpgroups that compute, 64 query rows each"),
             Constant("producer_registers", producer),
             Constant("consumer_registers", consumer),
@@ -125,7 +127,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("hoists_tile_rules", is_block_sparse(spec)),
                 ("in_products", in_products),
                 # A mask that loads an element for each pair needs its address: groups of pairs take fewer registers.
-                ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or row.mask_loads_in_groups)),
+                ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or lacks_registers)),
             )
             if on
         ),
@@ -151,7 +153,7 @@ def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
     return Schedule(
         tile_q=int(kernel.constant("tile_q")),
         tile_kv=int(kernel.constant("tile_kv")),
-        stages=int(kernel.constant("v_stages")),
+        stages=int(kernel.constant("stages")),
         warps=WarpPartition("specialized", consumers=int(kernel.constant("consumers"))),
         algorithm="fa3",
         softmax="reference-max" if kernel.constant("anchored") else "running-max",

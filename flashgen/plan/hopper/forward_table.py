@@ -26,11 +26,8 @@ class Row:
     #: Consumer warpgroups; each owns 64 query rows.
     consumers: int
     tile_kv: int
-    q_stages: int
-    k_stages: int
-    v_stages: int
-    #: O has its own shared memory and is stored by TMA.
-    stores_by_tma: bool
+    #: Of K and of V.
+    stages: int
     #: ``tile_kv`` if the score loads an element for every pair: its address and value take registers.
     tile_kv_pair_loads: TileKv
     #: ``tile_kv`` if all such elements are prefetched before the products.
@@ -39,8 +36,10 @@ class Row:
     tile_kv_16bit_bias: int | None = None
     #: Registers per thread of producer and consumers, if not the usual ones.
     registers: tuple[int, int] | None = None
-    #: A mask that loads an element for each pair does so for 16 keys at a time, which takes fewer registers.
-    mask_loads_in_groups: bool = False
+    #: Of Q; 1 unless 2 fit.
+    q_stages: int = 2
+    #: O has its own shared memory and is stored by TMA; False unless it fits.
+    stores_by_tma: bool = True
     reason: str
 
     @property
@@ -58,10 +57,7 @@ TABLE = {
     (64, 64): Row(
         consumers=3,
         tile_kv=128,
-        q_stages=2,
-        k_stages=4,
-        v_stages=4,
-        stores_by_tma=True,
+        stages=4,
         tile_kv_pair_loads=TileKv(band=64, block_sparse=48),
         tile_kv_prefetched=TileKv(band=80, block_sparse=48),
         tile_kv_16bit_bias=96,
@@ -70,10 +66,7 @@ TABLE = {
     (96, 96): Row(
         consumers=2,
         tile_kv=128,
-        q_stages=2,
-        k_stages=2,
-        v_stages=2,
-        stores_by_tma=True,
+        stages=2,
         tile_kv_pair_loads=TileKv(band=80, block_sparse=80),
         tile_kv_prefetched=TileKv(band=112, block_sparse=112),
         reason="rows of 96 columns take the room of 128",
@@ -81,10 +74,7 @@ TABLE = {
     (128, 128): Row(
         consumers=2,
         tile_kv=128,
-        q_stages=2,
-        k_stages=2,
-        v_stages=2,
-        stores_by_tma=True,
+        stages=2,
         tile_kv_pair_loads=TileKv(band=80, block_sparse=80),
         tile_kv_prefetched=TileKv(band=112, block_sparse=80),
         reason="the widest tile of keys that leaves room for two tiles of Q and one of O",
@@ -92,35 +82,26 @@ TABLE = {
     (192, 128): Row(
         consumers=2,
         tile_kv=112,
-        q_stages=1,
-        k_stages=2,
-        v_stages=2,
-        stores_by_tma=True,
+        stages=2,
         tile_kv_pair_loads=TileKv(band=80, block_sparse=80),
         tile_kv_prefetched=TileKv(band=80, block_sparse=80),
         reason="the widest tile of keys that leaves room for O",
     ),
     (192, 192): Row(
         consumers=2,
-        tile_kv=112,
-        q_stages=1,
-        k_stages=2,
-        v_stages=2,
-        stores_by_tma=False,
+        tile_kv=96,
+        stages=2,
         tile_kv_pair_loads=TileKv(band=64, block_sparse=48),
         tile_kv_prefetched=TileKv(band=64, block_sparse=48),
-        reason="the widest tile of keys; O leaves from registers",
+        reason="the widest tile of keys whose P has registers twice; O leaves from registers",
     ),
     (256, 256): Row(
         consumers=2,
         tile_kv=64,
-        q_stages=1,
-        k_stages=2,
-        v_stages=2,
-        stores_by_tma=False,
+        stages=2,
         tile_kv_pair_loads=TileKv(band=48, block_sparse=48),
         tile_kv_prefetched=TileKv(band=48, block_sparse=48),
-        reason="the widest tile of keys; O leaves from registers",
+        reason="the widest tile of keys whose P has registers twice; O leaves from registers",
     ),
 }
 
@@ -129,10 +110,7 @@ DOCUMENTS = {
     (64, 64): Row(
         consumers=2,
         tile_kv=128,
-        q_stages=2,
-        k_stages=3,
-        v_stages=3,
-        stores_by_tma=True,
+        stages=3,
         tile_kv_pair_loads=TileKv(band=80, block_sparse=64),
         tile_kv_prefetched=TileKv(band=112, block_sparse=96),
         reason="smaller tiles of queries, as documents cut most tiles",
@@ -161,10 +139,7 @@ MASK_LOADS = {
     (64, 64): Row(
         consumers=2,
         tile_kv=64,
-        q_stages=2,
-        k_stages=3,
-        v_stages=3,
-        stores_by_tma=True,
+        stages=3,
         tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
         tile_kv_prefetched=TileKv(band=64, block_sparse=64),
         registers=(88, 208),
@@ -175,18 +150,16 @@ MASK_LOADS = {
             TABLE[dims],
             tile_kv=tile_kv,
             tile_kv_pair_loads=TileKv(with_bias, with_bias),
-            k_stages=stages,
-            v_stages=stages,
+            stages=stages,
             registers=registers,
-            mask_loads_in_groups=in_groups,
             reason="smaller tiles of keys, as what a mask looks up for each pair takes registers",
         )
-        for dims, tile_kv, with_bias, stages, registers, in_groups in (
-            ((96, 96), 64, 64, 2, (88, 208), False),
-            ((128, 128), 64, 64, 2, (88, 208), True),
-            ((192, 128), 64, 32, 2, (88, 208), True),
-            ((192, 192), 64, 32, 2, (88, 208), True),
-            ((256, 256), 32, 32, 4, (80, 208), False),
+        for dims, tile_kv, with_bias, stages, registers in (
+            ((96, 96), 64, 64, 2, (88, 208)),
+            ((128, 128), 64, 64, 2, (88, 208)),
+            ((192, 128), 64, 32, 2, (88, 208)),
+            ((192, 192), 64, 32, 2, (88, 208)),
+            ((256, 256), 32, 32, 4, (80, 208)),
         )
     },
 }

@@ -100,8 +100,7 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
         row,
         consumers=consumers,
         tile_kv=schedule.tile_kv or row.tile_kv,
-        k_stages=schedule.stages or row.k_stages,
-        v_stages=schedule.stages or row.v_stages,
+        stages=schedule.stages or row.stages,
         registers=schedule.registers or (row.registers if consumers == row.consumers else None),
     )
     # Drop optional buffers, one after another, until the schedule's tiles fit.
@@ -109,8 +108,6 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
 
 
 def _smaller_buffers(row: Row) -> Iterator[Row]:
-    yield row
-    row = replace(row, k_stages=row.v_stages)
     yield row
     yield replace(row, q_stages=1)
     yield replace(row, q_stages=1, stores_by_tma=False)
@@ -123,11 +120,11 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
         return f"tile_q={schedule.tile_q or row.tile_q} is not 64 rows for each of 2 or 3 consumers; use 128 or 192."
     if row.tile_kv > _MAX_TILE_KV:
         return f"tile_kv={row.tile_kv} is more keys than a row's four lanes have bits for; use {_MAX_TILE_KV} or fewer."
-    described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.v_stages}"
+    described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.stages}"
     producer, consumer = row.register_split()
     accumulators = row.tile_kv // 2 + row.tile_kv // 4 + spec.head_dim_v // 2
     needed = smem_of(spec, row).bytes
-    if row.v_stages < 2:
+    if row.stages < 2:
         return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
     at_launch = registers_at_launch(row.consumers + 1)
     available = WARPGROUP * (row.consumers + 1) * at_launch
@@ -159,8 +156,8 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     dim, dim_v = row_bytes(spec)
     layout = SmemLayout()
     layout.then("q", row.q_stages * row.tile_q * dim, f"Q_i, {row.q_stages} stages")
-    layout.then("k", row.k_stages * row.tile_kv * dim, f"K_j, {row.k_stages} stages")
-    layout.then("v", row.v_stages * row.tile_kv * dim_v, f"V_j, {row.v_stages} stages")
+    layout.then("k", row.stages * row.tile_kv * dim, f"K_j, {row.stages} stages")
+    layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} stages")
     if row.stores_by_tma:
         layout.then("o", row.tile_q * dim_v, "O_i, to be stored")
 
@@ -168,12 +165,12 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
         layout.then(name, size, note, alignment=_WORD)
 
     word("q_barriers", 16 * row.q_stages, "full and empty barriers of each stage")
-    word("k_barriers", 16 * row.k_stages)
-    word("v_barriers", 16 * row.v_stages)
+    word("k_barriers", 16 * row.stages)
+    word("v_barriers", 16 * row.stages)
     word("tile_barriers", 16 * TILE_STAGES)
     word("tiles", (48 if spec.has_own_lengths else 32) * TILE_STAGES, "the next tiles of queries")
     if is_block_sparse(spec):
-        word("messages", 8 * row.k_stages, "the block of keys in each stage of K")
+        word("messages", 8 * row.stages, "the block of keys in each stage of K")
     word("checks", _checks_bytes(row), "which tiles are to be repeated (tile_checks.cuh)")
     return layout.map()
 

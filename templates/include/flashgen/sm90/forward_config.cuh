@@ -11,8 +11,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 q_stages;
-  i32 k_stages;
-  i32 v_stages;
+  i32 stages;  // of K and of V
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;

@@ -45,8 +45,8 @@ struct ForwardMainloop {
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.k_stages>;
-  using VRing = Ring<cfg.v_stages>;
+  using KRing = Ring<cfg.stages>;
+  using VRing = Ring<cfg.stages>;
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Logits = typename Score::Logits;
