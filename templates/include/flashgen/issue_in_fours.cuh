@@ -1,6 +1,8 @@
-// S = Q K^T and O += P V of the forward kernel for Hopper, four steps of 16 to an asm statement
-// (wgmma_fours.cuh). Recursion rather than a loop, which the compiler would take longer to unroll. Kernels
-// whose steps are no multiple of four also include issue_single_steps.cuh, which has issue_rest().
+// S = Q K^T and O += P V of the forward kernel.
+//
+// Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
+// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
+// issue_rest().
 #pragma once
 #include "flashgen/panel.cuh"
 

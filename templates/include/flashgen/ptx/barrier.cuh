@@ -5,18 +5,15 @@
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
-// warps.
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
 
 FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-
 // Arrives and does not wait.
 FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-
 // Waits, and returns whether the condition holds in any thread.
 FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
   u32 any;
@@ -37,33 +34,27 @@ FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition)
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-
 // Its memory may be reused from now on.
 FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 // Arrives at a barrier of any block of the cluster, whose address is from map_to_rank(). The release costs as
 // much as a fence of the whole GPU, so do not use it in every step of a loop.
 FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 // This phase also waits for `bytes` more bytes.
 FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 // Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -76,7 +67,6 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 // The same without waiting.
 FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -89,7 +79,6 @@ FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 // As mbarrier_try_wait, and acquires what threads of other blocks of the cluster wrote before they arrived.
 FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 ended;
@@ -102,12 +91,10 @@ FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
-
 FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait_cluster(barrier, parity)) {
   }
@@ -120,16 +107,13 @@ FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-
 // Orders ordinary accesses of this thread, and those that a barrier ordered before it, before later accesses
 // by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-
 // The same for global memory alone. It does not wait for shared memory.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

@@ -1,5 +1,5 @@
-// Storing O: the Epilogue policy of the forward mainloop. A warp stores its own 16 rows, multiplied by
-// `scale`, which begin at `warp_row` of the tile. The tensor has rows up to `end`.
+// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
+// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows end at `end`.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/sm90/query_tile.cuh"

@@ -1,21 +1,15 @@
-// The forward pass on Hopper: O = softmax(Q K^T) V.
+// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. One warp, the scheduler, draws tiles of queries and
-// announces them. Another, the producer, copies their Q, K and V to shared memory by TMA. Warpgroups of
-// consumers own 64 query rows each: they multiply by wgmma and take exponentials in between. Line numbers in
-// comments are those of Algorithm 1 of the FlashAttention-2 paper.
-//
-// All tiles of a block are one stream of steps, a step being one block of keys for one tile of queries. A
-// consumer issues Q K^T of the next step together with P V of the current one, also where the next step
-// begins another tile. So tensor cores do not drain between tiles:
+// One warp, the scheduler, draws tiles of queries and announces them. Another, the producer, copies their Q,
+// K and V to shared memory by TMA. Warpgroups of consumers own 64 query rows each. All tiles of a block are
+// one stream of steps, a step being one block of keys for one tile. A consumer issues Q K^T of the next step
+// together with P V of the current one, also across tiles, so tensor cores do not drain between them:
 //
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Policies: TileScheduler says which tile is next (tile_scheduler.cuh), Tile where its rows lie
-// (query_tile.cuh), Mask and Blocks which keys a row may attend to (key_blocks.cuh), Score what becomes of
-// the products (scores.cuh), DropoutPolicy which probabilities are dropped (dropping.cuh), and Epilogue how O
-// is stored (forward_epilogue.cuh). Smem holds the offsets of the shared-memory map.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets of
+// the shared-memory map. The headers of the other policies describe them.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/ring.cuh"
@@ -89,10 +83,9 @@ struct ForwardMainloop {
     }
   };
 
-  // ---- The producer: one warp that loads Q, K and V
+  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots and copies:
+  // another lane that came late to a barrier could miss a phase.
 
-  // Only one lane waits for empty slots and copies: another lane that came late to a barrier could miss a
-  // phase.
   struct Producer {
     const Params& p;
     Shared shared;
