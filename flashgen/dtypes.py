@@ -25,14 +25,14 @@ class DType(NamedTuple):
         return self.bytes == 2
 
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype (bf16 comes from ml_dtypes, imported only here)."""
+        """The NumPy dtype (bf16 and the 8-bit types come from ml_dtypes, imported only here)."""
         import numpy
 
         dtype: np.dtype[Any]
-        if self.name == "bf16":
+        if self.name in _OF_ML_DTYPES:
             import ml_dtypes
 
-            dtype = numpy.dtype(ml_dtypes.bfloat16)
+            dtype = numpy.dtype(getattr(ml_dtypes, _OF_ML_DTYPES[self.name]))
         else:
             dtype = numpy.dtype({"fp16": "float16", "fp32": "float32", "fp64": "float64"}[self.name])
         return dtype
@@ -42,8 +42,15 @@ FP16 = DType("fp16", "half_t", 2, 2.0**-11, ("fp16", "float16", "half", "f16"))
 BF16 = DType("bf16", "bfloat16_t", 2, 2.0**-8, ("bf16", "bfloat16"))
 FP32 = DType("fp32", "float32_t", 4, 2.0**-24, ("fp32", "float32", "float", "f32"))
 FP64 = DType("fp64", "double", 8, 2.0**-53, ("fp64", "float64", "double", "f64"))
+E4M3 = DType("e4m3", "e4m3_t", 1, 2.0**-4, ("e4m3", "float8_e4m3fn"))
+E5M2 = DType("e5m2", "e5m2_t", 1, 2.0**-3, ("e5m2", "float8_e5m2"))
+_OF_ML_DTYPES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 DTYPES: dict[str, DType] = {d.name: d for d in (FP16, BF16, FP32)}
 #: What arrays that calls return may hold: captured tensors, and so their gradients, may be wider.
 RESULTS: dict[str, DType] = {**DTYPES, FP64.name: FP64}
-ALIASES: dict[str, DType] = {alias: d for d in DTYPES.values() for alias in d.aliases}
+#: What a cache may hold in place of the queries' dtype.
+CACHE_DTYPES: dict[str, DType] = {d.name: d for d in (E4M3, E5M2)}
+#: What arrays that calls take may hold.
+ARGUMENTS: dict[str, DType] = {**RESULTS, **CACHE_DTYPES}
+ALIASES: dict[str, DType] = {alias: d for d in (*DTYPES.values(), *CACHE_DTYPES.values()) for alias in d.aliases}

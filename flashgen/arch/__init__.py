@@ -22,6 +22,8 @@ class Arch:
     max_blocks_per_multiprocessor: int
     #: Asynchronous global-to-shared copies (cp.async).
     has_cp_async: bool
+    #: An instruction that converts 8-bit floats to 16 bits.
+    converts_eight_bits: bool
     #: bf16 tensor-core operands.
     has_bf16: bool
     #: Four-wide float reductions to global memory (red.global.add.v4.f32).
@@ -66,6 +68,7 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
         max_threads_per_multiprocessor=threads,
         max_blocks_per_multiprocessor=blocks,
         has_cp_async=digits >= 80,
+        converts_eight_bits=digits >= 89,
         has_bf16=digits >= 80,
         has_vector_reduction=digits >= 90,
         has_wgmma=name == "sm_90a",

@@ -12,7 +12,7 @@ from flashgen.errors import ArgumentError
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([-\d, ]*\)|[-+.\w<>]*[-+\w>]"""
 #: Options that a spec file takes the place of, and options that go with one too.
-_SPEC_FIELDS = ("head_dim_v", "head_dim", "dtype", "mask.where", "mask", "score", "sink", "cache")
+_SPEC_FIELDS = ("head_dim_v", "head_dim", "dtype", "mask.where", "mask", "score", "sink", "cache_dtype", "cache")
 _OTHER_FIELDS = (
     *("tile_q", "tile_kv", "stages", "warps", "consumers", "algorithm", "softmax", "registers", "arch"),
     *("len_q", "len_kv", "batch", "heads", "heads_kv", "head", "sram"),
@@ -21,6 +21,7 @@ _OTHER_FIELDS = (
 _SPEC_WORDS = (
     (r"direction='forward'", "--forward-only"),
     (r"\b(deterministic|dropout|varlen)=True", r"--\1"),
+    (r"\bpage_scales=True", "--page-scales"),
     (r"'contiguous', 'paged' or None", "contiguous or paged"),
     (r"None \(or -1\)", "-1"),
     (r"window (left|right)=", lambda match: f"--window {match[1].upper()}="),

@@ -60,6 +60,10 @@ def kernel_options(
     cache: Annotated[
         str | None, _option(SPEC, "--cache", "Keys and values lie in a cache; forward only.", "contiguous|paged")
     ] = None,
+    cache_dtype: Annotated[
+        str | None, _option(SPEC, "--cache-dtype", "8-bit keys and values in the cache.", "e4m3|e5m2")
+    ] = None,
+    page_scales: Annotated[bool, _option(SPEC, "--page-scales", "Each page of the cache has a scale.")] = False,
     spec: Annotated[Path | None, _option(SPEC, "--spec", "Read the spec from a file instead.", "FILE.toml")] = None,
     tile_q: Annotated[int | None, _option(SCHEDULE, "--tile-q", "Query rows per block.")] = None,
     tile_kv: Annotated[int | None, _option(SCHEDULE, "--tile-kv", "Keys per step.")] = None,
@@ -131,6 +135,8 @@ def kernel_options(
             "dropout": dropout,
             "varlen": varlen,
             "cache": cache,
+            "cache_dtype": cache_dtype,
+            "page_scales": page_scales,
         },
         spec_file=spec,
         forward={

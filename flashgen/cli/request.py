@@ -100,6 +100,8 @@ def _spec_from_options(
     dropout: bool,
     varlen: bool,
     cache: str | None,
+    cache_dtype: str | None,
+    page_scales: bool,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("--head-dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -119,6 +121,8 @@ def _spec_from_options(
             dropout=dropout,
             varlen=varlen,
             cache=cache,  # type: ignore[arg-type]
+            cache_dtype=cache_dtype,
+            page_scales=page_scales,
         )
     )
 

@@ -6,6 +6,7 @@ from flashgen.oracle.cache import appended, forward_cached, turned
 from flashgen.oracle.captured import captured_gradients
 from flashgen.oracle.captured_bounds import captured_bounds
 from flashgen.oracle.dropout import dropout_mask
+from flashgen.oracle.eight_bits import quantized, rounding_error, values_of
 from flashgen.oracle.rounded import rounded_backward, rounded_captured_gradients, rounded_forward
 from flashgen.oracle.rules import Rules
 from flashgen.oracle.slope import (
@@ -37,8 +38,11 @@ __all__ = [
     "forward",
     "forward_cached",
     "pooled_slope",
+    "quantized",
     "rounded_backward",
     "rounded_captured_gradients",
     "rounded_forward",
+    "rounding_error",
     "turned",
+    "values_of",
 ]

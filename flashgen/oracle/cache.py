@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.oracle.attention import forward
+from flashgen.oracle.eight_bits import cache_dtype_of, codes_of, quantized, values_of
 from flashgen.oracle.problem import array_of
 from flashgen.oracle.rules import Floats, Lengths
 from flashgen.spec import AttentionSpec, KVCache, Rotary
@@ -28,15 +29,23 @@ def forward_cached(
     captured: Mapping[str, Any] | None = None,
 ) -> tuple[Floats, Floats]:
     """``(o, lse)`` of queries that attend to what the caches k and v hold."""
-    keys, lengths = gathered(q.shape, k, cache)
-    values, _ = gathered(q.shape, v, cache)
-    bare = replace(spec, cache=None)
+    keys, lengths = gathered(q.shape, k, cache, scale=cache.k_scale, page_scales=spec.page_scales)
+    values, _ = gathered(q.shape, v, cache, scale=cache.v_scale, page_scales=spec.page_scales)
+    bare = replace(spec, cache=None, cache_dtype=None, page_scales=False)
     return forward(bare, q, keys, values, scale=scale, captured=captured, lengths=lengths)
 
 
-def gathered(q_shape: tuple[int, ...], x: Any, cache: KVCache) -> tuple[Array, Lengths]:
-    """The keys or values of each sequence side by side, zeros behind them; and how many queries and keys each has."""
+def gathered(
+    q_shape: tuple[int, ...], x: Any, cache: KVCache, *, scale: Any = None, page_scales: bool = False
+) -> tuple[Array, Lengths]:
+    """The keys or values of each sequence side by side, zeros behind them; and how many queries and keys each has.
+
+    8-bit ones are multiplied by ``scale``.
+    """
     x, batch = array_of("the cache", x), q_shape[0]
+    dtype, scales = cache_dtype_of(x), _Scales.of(scale, x.shape[2], page_scales)
+    if dtype is not None:
+        x = values_of(dtype.name)[codes_of(x)]
     found = []
     for b in range(batch):
         places = _places(x, cache, b)
@@ -44,7 +53,7 @@ def gathered(q_shape: tuple[int, ...], x: Any, cache: KVCache) -> tuple[Array, L
         if cache.seqlens is not None:
             end = min(max(int(cache.seqlens[b]), 0) + cache.appended, end)
         first = 0 if cache.leftpad is None else min(max(int(cache.leftpad[b]), 0), end)
-        found.append([x[place] for place in places[first:end]])
+        found.append([scales.times(x[place], b, place) if dtype else x[place] for place in places[first:end]])
     rows = np.zeros((batch, max(map(len, found), default=0), *x.shape[2:]), x.dtype)
     for b, own in enumerate(found):
         if own:
@@ -52,13 +61,20 @@ def gathered(q_shape: tuple[int, ...], x: Any, cache: KVCache) -> tuple[Array, L
     return rows, [(q_shape[1], len(own)) for own in found]
 
 
-def appended(x: Any, new: Any, cache: KVCache) -> Array:
-    """A copy of the cache with new keys or values behind those that each sequence has; what has no room is left out."""
+def appended(x: Any, new: Any, cache: KVCache, *, scale: Any = None, page_scales: bool = False) -> Array:
+    """A copy of the cache with new keys or values behind those that each sequence has; what has no room is left out.
+
+    For an 8-bit cache they are divided by ``scale`` and rounded.
+    """
     found = np.array(x)
+    dtype, scales = cache_dtype_of(found), _Scales.of(scale, found.shape[2], page_scales)
     for b in range(len(new)):
         start = int(cache.seqlens[b])
         for place, row in zip(_places(found, cache, b)[start:], new[b], strict=False):
-            found[place] = row
+            if dtype is None:
+                found[place] = row
+            else:
+                codes_of(found)[place] = quantized(dtype.name, row, scales.at(b, place)[:, None])
     return found
 
 
@@ -78,6 +94,31 @@ def turned(x: Any, cache: KVCache, rotary: Rotary, *, one_position: bool = False
     a, b = found[..., places[0]].copy(), found[..., places[1]].copy()
     found[..., places[0]], found[..., places[1]] = a * c - b * s, a * s + b * c
     return found
+
+
+class _Scales(NamedTuple):
+    """The scales of sequences, or of pages, and heads."""
+
+    values: Floats
+    by_page: bool
+
+    @classmethod
+    def of(cls, scale: Any, heads: int, by_page: bool) -> _Scales:
+        values = np.asarray(1.0 if scale is None else scale, np.float64)
+        if by_page and values.ndim == 1:
+            values = values[:, None]
+        rows = values.shape[0] if values.ndim == 2 else 1
+        return cls(np.broadcast_to(values, (rows, heads)), by_page)
+
+    def at(self, b: int, place: tuple[int, int]) -> Floats:
+        """Those of each head for a key of sequence b."""
+        row: Floats = self.values[(place[0] if self.by_page else b) if len(self.values) > 1 else 0]
+        return row
+
+    def times(self, x: Array, b: int, place: tuple[int, int]) -> Floats:
+        """The key or value (heads, dim) at a place, scaled."""
+        product: Floats = x * self.at(b, place)[:, None]
+        return product
 
 
 def _places(x: Array, cache: KVCache, b: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
-from flashgen.dtypes import ALIASES, DTYPES, DType
+from flashgen.dtypes import ALIASES, CACHE_DTYPES, DTYPES, DType
 from flashgen.errors import SpecError
 from flashgen.spec.masks.mask import Mask, full
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flashgen.spec.score import Score
 
 MAX_HEAD_DIM = 256
+#: Kernels copy rows of an 8-bit cache in steps of so many elements.
+CACHE_STEP = 4
 Direction = Literal["forward", "both"]
 CacheKind = Literal["contiguous", "paged"]
 
@@ -34,6 +36,8 @@ class AttentionSpec:
     ``dropout=True`` builds kernels that drop pairs; each call sets the probability (``Dropout``).
     ``varlen=True`` builds kernels for packed sequences (``Sequences``).
     ``cache="contiguous"`` or ``"paged"`` builds forward kernels for keys and values in a cache (``KVCache``).
+    ``cache_dtype="e4m3"`` or ``"e5m2"`` is for a cache of 8-bit keys and values; queries and outputs have ``dtype``. A
+    call's scales are per tensor, per head or per sequence and head, or with ``page_scales=True`` per page.
     """
 
     head_dim: int
@@ -46,6 +50,8 @@ class AttentionSpec:
     dropout: bool = field(default=False, kw_only=True)
     varlen: bool = field(default=False, kw_only=True)
     cache: CacheKind | None = field(default=None, kw_only=True)
+    cache_dtype: str | None = field(default=None, kw_only=True)
+    page_scales: bool = field(default=False, kw_only=True)
 
     if TYPE_CHECKING:
         # Functions are accepted too, and the fields hold what became of them.
@@ -62,6 +68,8 @@ class AttentionSpec:
             dropout: bool = False,
             varlen: bool = False,
             cache: CacheKind | None = None,
+            cache_dtype: str | None = None,
+            page_scales: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -69,6 +77,8 @@ class AttentionSpec:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         if isinstance(self.dtype, str) and self.dtype.lower() in ALIASES:
             object.__setattr__(self, "dtype", ALIASES[self.dtype.lower()].name)
+        if isinstance(self.cache_dtype, str) and self.cache_dtype.lower() in ALIASES:
+            object.__setattr__(self, "cache_dtype", ALIASES[self.cache_dtype.lower()].name)
         if (callable(self.mask) and not isinstance(self.mask, type)) or _is_array(self.mask):
             object.__setattr__(self, "mask", Mask.of(self.mask))
         if self.score is not None:
@@ -147,7 +157,7 @@ class AttentionSpec:
                 )
         if not is_one_of(self.direction, ("forward", "both")):
             yield f"direction={show(self.direction)} is unknown; use 'forward' or 'both'"
-        for name in ("deterministic", "dropout", "varlen"):
+        for name in ("deterministic", "dropout", "varlen", "page_scales"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 yield f"{name}={show(value)} is not a bool; use True or False"
@@ -159,11 +169,35 @@ class AttentionSpec:
             for name in ("dropout", "varlen"):
                 if getattr(self, name) is True:
                     yield f"{name}=True and cache={self.cache!r} do not go together; leave one of them out"
+        yield from self._cache_violations()
+
+    def _cache_violations(self) -> Iterator[str]:
+        dtype = self.cache_dtype
+        if self.page_scales is True and (dtype is None or not is_one_of(self.cache, ("paged",))):
+            yield "page_scales=True is for 8-bit keys in pages; add cache='paged' and cache_dtype='e4m3' or 'e5m2'"
+        if dtype is None:
+            return
+        if not is_one_of(dtype, CACHE_DTYPES):
+            yield f"cache_dtype={show(dtype)} is unknown; use {' or '.join(map(repr, CACHE_DTYPES))}, or leave it out"
+            return
+        if self.cache is None:
+            yield f"cache_dtype={dtype!r} is the dtype of a cache; add cache='paged' or cache='contiguous'"
+        if is_one_of(self.dtype, ("fp32",)):
+            yield f"cache_dtype={dtype!r} needs 16-bit queries; use dtype='bf16' or 'fp16'"
+        for name in ("head_dim",) if self.head_dim_v is self.head_dim else ("head_dim", "head_dim_v"):
+            value = getattr(self, name)
+            if is_whole(value, 1, MAX_HEAD_DIM) and value % CACHE_STEP:
+                yield f"{name}={value} and cache_dtype={dtype!r} need a multiple of {CACHE_STEP}; pad the heads"
 
     @property
     def element(self) -> DType:
         """The row of the dtype table."""
         return DTYPES[self.dtype]
+
+    @property
+    def cache_element(self) -> DType:
+        """The row of the dtype table for keys and values."""
+        return self.element if self.cache_dtype is None else CACHE_DTYPES[self.cache_dtype]
 
     @property
     def default_scale(self) -> float:
@@ -186,7 +220,9 @@ class AttentionSpec:
         extras = [] if self.needs_backward else ["forward only"]
         extras += ["deterministic"] if self.deterministic else []
         extras += [name for name in ("dropout", "varlen") if getattr(self, name)]
-        extras += [f"{self.cache} cache"] if self.cache else []
+        of_dtype = f" of {self.cache_dtype}" if self.cache_dtype else ""
+        extras += [f"{self.cache} cache{of_dtype}"] if self.cache else []
+        extras += ["a scale for each page"] if self.page_scales else []
         score = [] if self.score is None else [f"score {self.score.describe()}"]
         return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
 

@@ -36,6 +36,10 @@ class KVCache:
     ``num_splits`` divides the keys over that many blocks, whose results are then combined; with 0 flashgen chooses
     the number. Results differ by rounding alone.
 
+    ``k_scale`` and ``v_scale`` are for 8-bit caches: the numbers that the cache's elements are multiplied by, positive
+    float32 on q's device. They have the shape ``()``, ``(1,)``, ``(heads_kv,)`` or ``(batch, heads_kv)``; without them
+    they are 1. Kernels with ``page_scales=True`` take ``(pages,)`` or ``(pages, heads_kv)``.
+
     With ``batch_invariant=True`` the result of a sequence has the same bits whatever else is in the batch: the keys are
     divided at fixed places. ``num_splits`` must then be 0.
     """
@@ -50,6 +54,8 @@ class KVCache:
     max_seqlen_q: int = 0
     cu_seqlens_k: Any = None
     batch_invariant: bool = False
+    k_scale: Any = None
+    v_scale: Any = None
 
     def __post_init__(self) -> None:
         appended, splits, longest = self.appended, self.num_splits, self.max_seqlen_q

@@ -8,7 +8,10 @@ import pytest
 from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, causal, full
 
-FIELDS = ("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "cache")
+FIELDS = (
+    *("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "page_scales", "cache"),
+    "cache_dtype",
+)
 HOSTILE = (
     *(
         None,
@@ -61,7 +64,9 @@ def test_a_bad_spec_lists_every_violation_once():
             deterministic=1,
             dropout="0.1",
             varlen=None,
+            page_scales=0,
             cache="rows",
+            cache_dtype="int8",
         )
     names = [violation.split("=")[0] for violation in caught.value.violations]
     assert names == ["head_dim", *FIELDS]
@@ -82,11 +87,42 @@ def test_a_cache_is_for_forward_passes_alone():
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"cache_dtype": "fp8"}, "cache_dtype='fp8' is unknown; use 'e4m3' or 'e5m2', or leave it out"),
+        ({"cache_dtype": "e4m3", "cache": None}, "cache_dtype='e4m3' is the dtype of a cache; add cache='paged'"),
+        (
+            {"cache_dtype": "e4m3", "dtype": "fp32"},
+            "cache_dtype='e4m3' needs 16-bit queries; use dtype='bf16' or 'fp16'",
+        ),
+        ({"cache_dtype": "e4m3", "head_dim_v": 30}, "head_dim_v=30 and cache_dtype='e4m3' need a multiple of 4"),
+        (
+            {"page_scales": True},
+            "page_scales=True is for 8-bit keys in pages; add cache='paged' and cache_dtype='e4m3'",
+        ),
+        (
+            {"page_scales": True, "cache": "contiguous", "cache_dtype": "e5m2"},
+            "page_scales=True is for 8-bit keys in pages",
+        ),
+    ],
+)
+def test_an_8_bit_cache_that_cannot_be_is_refused(fields, words):
+    with pytest.raises(SpecError, match=words):
+        AttentionSpec(64, **{"direction": "forward", "cache": "paged", **fields})
+
+
+def test_an_8_bit_cache_is_described():
+    spec = AttentionSpec(64, direction="forward", cache="paged", cache_dtype="float8_e4m3fn", page_scales=True)
+    assert spec.cache_dtype == "e4m3"
+    assert spec.describe() == "head_dim 64, bf16, full, forward only, paged cache of e4m3, a scale for each page"
+
+
 def test_anything_else_is_a_spec_or_a_spec_error():
     random = Random(0)
     accepted = 0
     for _ in range(10_000):
-        fields = {name: random.choice(HOSTILE) for name in FIELDS if random.random() < 0.25}
+        fields = {name: random.choice(HOSTILE) for name in FIELDS if random.random() < 0.18}
         try:
             spec = AttentionSpec(random.choice(HOSTILE), **fields)
         except SpecError as error:

@@ -36,21 +36,32 @@ def band(align: str) -> st.SearchStrategy[Any]:
     return st.builds(lambda left, right: window(left, right, align=align), side, side)  # type: ignore[arg-type]
 
 
-specs = st.builds(
-    AttentionSpec,
-    st.integers(1, 256),
-    head_dim_v=st.integers(1, 256),
-    dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
-    mask=st.builds(lambda a, b: a & b, band("bottom-right"), band("top-left")) | st.just(causal()),
-    direction=st.sampled_from(["forward", "both"]),
-    deterministic=st.booleans(),
-    dropout=st.booleans(),
-    varlen=st.booleans(),
-) | st.builds(
-    AttentionSpec,
-    st.integers(1, 256),
-    direction=st.just("forward"),
-    cache=st.sampled_from(["contiguous", "paged"]),
+specs = (
+    st.builds(
+        AttentionSpec,
+        st.integers(1, 256),
+        head_dim_v=st.integers(1, 256),
+        dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
+        mask=st.builds(lambda a, b: a & b, band("bottom-right"), band("top-left")) | st.just(causal()),
+        direction=st.sampled_from(["forward", "both"]),
+        deterministic=st.booleans(),
+        dropout=st.booleans(),
+        varlen=st.booleans(),
+    )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 256),
+        direction=st.just("forward"),
+        cache=st.sampled_from(["contiguous", "paged"]),
+    )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 64).map(lambda n: 4 * n),
+        direction=st.just("forward"),
+        cache=st.just("paged"),
+        cache_dtype=st.sampled_from(["e4m3", "e5m2"]),
+        page_scales=st.booleans(),
+    )
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

@@ -27,21 +27,32 @@ from flashgen.spec.text.reading import schedule_from_dict, spec_from_dict
 
 limits = st.none() | st.integers(0, 2**63 - 1)
 windows = st.builds(window, limits, limits, align=st.sampled_from(["bottom-right", "top-left"]))
-specs = st.builds(
-    AttentionSpec,
-    st.integers(1, 256),
-    head_dim_v=st.integers(1, 256),
-    dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
-    mask=st.one_of(st.just(full()), st.just(causal()), windows, st.builds(lambda a, b: a & b, windows, windows)),
-    direction=st.sampled_from(["forward", "both"]),
-    deterministic=st.booleans(),
-    dropout=st.booleans(),
-    varlen=st.booleans(),
-) | st.builds(
-    AttentionSpec,
-    st.integers(1, 256),
-    direction=st.just("forward"),
-    cache=st.sampled_from(["contiguous", "paged"]),
+specs = (
+    st.builds(
+        AttentionSpec,
+        st.integers(1, 256),
+        head_dim_v=st.integers(1, 256),
+        dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
+        mask=st.one_of(st.just(full()), st.just(causal()), windows, st.builds(lambda a, b: a & b, windows, windows)),
+        direction=st.sampled_from(["forward", "both"]),
+        deterministic=st.booleans(),
+        dropout=st.booleans(),
+        varlen=st.booleans(),
+    )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 256),
+        direction=st.just("forward"),
+        cache=st.sampled_from(["contiguous", "paged"]),
+    )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 64).map(lambda n: 4 * n),
+        direction=st.just("forward"),
+        cache=st.just("paged"),
+        cache_dtype=st.sampled_from(["e4m3", "e5m2"]),
+        page_scales=st.booleans(),
+    )
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

@@ -41,6 +41,10 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield "--varlen"
     if spec.cache:
         yield f"--cache {spec.cache}"
+    if spec.cache_dtype:
+        yield f"--cache-dtype {spec.cache_dtype}"
+    if spec.page_scales:
+        yield "--page-scales"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

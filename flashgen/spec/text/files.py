@@ -38,7 +38,8 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         "direction": spec.direction,
         "deterministic": spec.deterministic,
         **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
-        **({"cache": spec.cache} if spec.cache else {}),
+        **{name: value for name in ("cache", "cache_dtype") if (value := getattr(spec, name))},
+        **({"page_scales": True} if spec.page_scales else {}),
     }
 
 
