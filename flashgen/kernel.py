@@ -140,7 +140,8 @@ class Kernel:
     ) -> Any:
         """Appends k and v to a cache, in place; keys and values that do not fit are left out.
 
-        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``. ``rotary`` rotates k and q by
+        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``, in the spec's dtype. For an 8-bit cache they are
+        divided by the ``k_scale`` and ``v_scale`` of ``cache``, and rounded. ``rotary`` rotates k and q by
         their positions; the rotated q is a new array, which is returned. Without ``rotary``, q itself is returned.
         Pass ``appended=Snew`` in the ``cache`` of the call that attends to them.
         """

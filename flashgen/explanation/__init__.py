@@ -118,18 +118,18 @@ def _arch_here() -> Arch:
 
 def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> KernelPlan:
     """The forward kernel that the plan begins with."""
-    return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
+    return plan(replace(spec, direction="forward"), schedule, arch).forward
 
 
 def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[Fallback, ...]:
     """The forward kernels that may take this one's place, and when."""
     attention = plan(replace(spec, direction="forward"), schedule, arch)
     when = "if the assembler has too few registers for the kernel above"
-    found = [Fallback(when, each.kernel("forward")) for each in fallbacks(attention)]
+    found = [Fallback(when, each.forward) for each in fallbacks(attention)]
     if kernel.boxes:
         # The copy engine needs full alignment.
         unaligned = for_alignment(attention, DTYPES[spec.dtype].bytes)
-        found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.kernel("forward")))
+        found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.forward))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from flashgen.plan.cache import DECODE, PREFILL, plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
-from flashgen.plan.decode.forward import can_decode, plan_decode
+from flashgen.plan.decode.forward import can_decode, check_eight_bits, plan_decode
 from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
@@ -77,7 +77,10 @@ def _defaults(spec: AttentionSpec, asked: Schedule, arch: Arch, access: int) -> 
 def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> AttentionPlan:
     expressions = expressions_of(spec)
     kernels: tuple[KernelPlan, ...]
-    if asked.algorithm in LINEAGE:
+    if spec.cache_dtype:
+        check_eight_bits(spec, asked, row, access)
+        kernels, chosen = (plan_decode(spec, row, access),), Schedule()
+    elif asked.algorithm in LINEAGE:
         kernels = plan_lineage(spec, asked, row, access)
         chosen = chosen_lineage_schedule(kernels[-1])
     elif is_planned(spec, asked, row, access):
@@ -87,9 +90,9 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         kernels = (plan_forward(spec, asked, row, access),)
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
-    if can_prefill(spec, asked, row, access):
+    if not spec.cache_dtype and can_prefill(spec, asked, row, access):
         kernels += (plan_prefill(spec, asked, row),)
-    if can_decode(spec, asked, row, access):
+    if not spec.cache_dtype and can_decode(spec, asked, row, access):
         kernels += (plan_decode(spec, row, access),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")
@@ -148,7 +151,7 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
 
 def default_access_bytes(spec: AttentionSpec) -> int:
     """The widest access that divides the rows of contiguous tensors of this spec."""
-    size = spec.element.bytes
+    size = spec.cache_element.bytes
     access = 16
     while (spec.head_dim * size) % access or (spec.head_dim_v * size) % access:
         access //= 2

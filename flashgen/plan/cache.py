@@ -13,6 +13,8 @@ from flashgen.spec import AttentionSpec, full
 PARTIALS = ("o_partial", "lse_partial")
 #: Prefix sums over the sequences: of their queries, and of their keys.
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
+#: What the elements of an 8-bit cache are multiplied by.
+SCALES = ("k_scale", "v_scale")
 #: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
 PREFILL: Role = "prefill"
 #: The role of the kernel for few new queries, which splits the keys by itself.
@@ -24,6 +26,7 @@ _SEQUENCES = Param("batch", "int32", "i32", "sequences")
 _WARPS = 4
 _APPENDED_ROWS = 8
 _CORNER_NOTE = "the band of terms aligned top-left; band_... is for those aligned bottom-right"
+_SCALE_NOTE = "what elements of the cache are multiplied by; null: 1"
 _TABLE_NOTE = "the pages of each sequence; entries beyond its length are ignored"
 #: Notes on parameters that mean something else without a cache.
 _CHANGED_NOTES = {
@@ -43,10 +46,11 @@ _NOTES = {
 def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
     """The arrays that locate the keys of each sequence, in the order in which a call passes their addresses.
 
-    All are optional except the page table.
+    All are optional except the page table and the scales of pages.
     """
     table = ("block_table",) if spec.cache == "paged" else ()
-    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES, COUNTED_KEYS)
+    scales = SCALES if spec.cache_dtype else ()
+    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES, COUNTED_KEYS, *scales)
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
@@ -76,8 +80,24 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
 
 
 def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
-    """The kernels that append new keys and values to the cache, and that combine the results of splits."""
-    return _append(forward), _combine(forward)
+    """The kernels that append new keys and values to the cache, and that combine the results of splits.
+
+    The decode kernel combines them itself, and is alone with an 8-bit cache.
+    """
+    return (_append(forward),) if forward.spec.cache_dtype else (_append(forward), _combine(forward))
+
+
+def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:
+    """The parameters of kernels that read or write an 8-bit cache."""
+    rows = "pages" if spec.page_scales else "sequences"
+    pointers = (Param(name, "void*", "const float*", _SCALE_NOTE if name == "k_scale" else "") for name in SCALES)
+    note = f"stride between {rows}; 0: they share the scale"
+    strides = (
+        Param(f"{name}_{axis}", "int64", "i64", note if (name, axis) == ("k_scale", "row") else "")
+        for name in SCALES
+        for axis in ("row", "head")
+    )
+    return *pointers, *strides
 
 
 def _append(forward: KernelPlan) -> KernelPlan:
@@ -100,10 +120,17 @@ def _append(forward: KernelPlan) -> KernelPlan:
         _row_kernel(forward, "append", ("head_dim", "head_dim_v")),
         template="append.cu.j2",
         config_type="AppendConfig",
-        params=ParamTable.widest_first((*APPEND.params, *tables)),
+        params=ParamTable.widest_first((*_append_params(spec), *tables)),
         grid_tile=_APPENDED_ROWS,
         switches=frozenset({"paged"} if spec.cache == "paged" else ()),
     )
+
+
+def _append_params(spec: AttentionSpec) -> tuple[Param, ...]:
+    if spec.cache_dtype is None:
+        return APPEND.params
+    of_cache = (replace(p, declared="cache_t*") if p.name in ("k", "v") else p for p in APPEND.params)
+    return *of_cache, *scale_params(spec)
 
 
 def _combine(forward: KernelPlan) -> KernelPlan:
@@ -131,12 +158,17 @@ def _row_kernel(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> Kernel
         switches=frozenset(),
         expressions=None,
         min_blocks=1,
+        grid_over="q",
+        grid_heads="q",
+        is_persistent=False,
+        counters=2,
     )
 
 
 def _location_params(spec: AttentionSpec) -> list[Param]:
     """The parameters that locate the keys of a sequence."""
-    pointers = [Param(name, "void*", "const i32*", _NOTES[name]) for name in cache_arrays(spec)]
+    names = [name for name in cache_arrays(spec) if name not in SCALES]
+    pointers = [Param(name, "void*", "const i32*", _NOTES[name]) for name in names]
     if spec.cache != "paged":
         return pointers
     return [

@@ -24,7 +24,7 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     reaches it. There is none if nothing else can be planned, or if the schedule asks for this very kernel. The backward
     kernels stay as they are.
     """
-    forward = attention.kernel("forward")
+    forward = attention.forward
     asked = forward.schedule or Schedule()
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
@@ -39,7 +39,7 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
 
 def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
     """The plan for arguments that are aligned to fewer bytes, by the same schedule as far as it applies."""
-    forward = attention.kernel("forward")
+    forward = attention.forward
     # A tuned schedule was timed with aligned arguments only.
     asked = Schedule() if attention.tuning else forward.schedule or Schedule()
     if forward.boxes:

@@ -90,6 +90,12 @@ GOLDEN: tuple[Golden, ...] = (
         "sm_80",
         ("forward", "decode", "append", "combine"),
     ),
+    # The same with 8-bit keys and values.
+    Golden(
+        AttentionSpec(128, mask=causal(), direction="forward", cache="paged", cache_dtype="e4m3"),
+        "sm_90a",
+        ("decode", "append"),
+    ),
     # Standard attention, the baseline: S, its softmax, O = P V, and the gradients from a stored P.
     Golden(
         AttentionSpec(64, mask=causal()),

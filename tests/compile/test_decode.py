@@ -10,6 +10,7 @@ import pytest
 import flashgen as fg
 from flashgen.cache import default_cache
 from flashgen.compile import compile_source
+from flashgen.compile.disassembler import disassemble
 from flashgen.plan import plan
 from flashgen.render import render
 from tests.drawn import some
@@ -26,11 +27,20 @@ FEATURES: dict[str, dict[str, Any]] = {
         "cache": "paged",
     },
     "chunks and ALiBi": {"mask": fg.causal() & fg.chunked(512), "score": fg.alibi(SLOPES), "cache": "contiguous"},
+    "e4m3": {"mask": fg.causal(), "cache": "paged", "cache_dtype": "e4m3"},
+    "e4m3, scales of pages": {
+        "mask": fg.causal(),
+        "score": fg.softcap(30.0) >> fg.sink(SLOPES),
+        "cache": "paged",
+        "cache_dtype": "e4m3",
+        "page_scales": True,
+    },
+    "e5m2": {"mask": fg.window(1000, 0), "cache": "contiguous", "cache_dtype": "e5m2"},
 }
 CASES = [(arch, *dims, name) for arch in ARCHS for dims in DIMS for name in FEATURES]
 
 
-@pytest.mark.parametrize(("arch", "dim", "dim_v", "name"), some(CASES, *CASES[::7]))
+@pytest.mark.parametrize(("arch", "dim", "dim_v", "name"), some(CASES, *CASES[::8]))
 def test_nothing_spills(arch: str, dim: int, dim_v: int, name: str) -> None:
     spec = fg.AttentionSpec(dim, head_dim_v=dim_v, direction="forward", **FEATURES[name])
     kernel = plan(spec, None, arch).kernel("decode")
@@ -39,3 +49,16 @@ def test_nothing_spills(arch: str, dim: int, dim_v: int, name: str) -> None:
     # O is copied to local memory where a forbidden value is not finite.
     assert found.stack_bytes <= 2 * 4 * dim_v
     assert found.registers * kernel.threads * kernel.min_blocks <= kernel.arch.registers_per_multiprocessor
+
+
+@pytest.mark.parametrize(("arch", "instructions"), [("sm_80", 0), ("sm_90a", 2)])
+def test_words_of_an_8_bit_cache_become_16_bits_by_instructions_where_there_are_any(
+    arch: str, instructions: int
+) -> None:
+    spec = fg.AttentionSpec(128, direction="forward", cache="paged", cache_dtype="e4m3")
+    image = default_cache().get_or_compile(render(plan(spec, None, arch).kernel("decode")), compile_source)[0].image
+    text = disassemble(image)
+    if text is None:
+        pytest.skip("needs a disassembler")
+    # A lane holds 32 words of 16 keys and their values. Without masks no careful product has conversions, too.
+    assert text.count("F2FP.F16.E4M3.UNPACK_B") == instructions * 32

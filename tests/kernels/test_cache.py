@@ -142,6 +142,18 @@ SPECS = {
         ),
         "sm_80",
     ),
+    "8-bit pages with scales of their own": (
+        fg.AttentionSpec(
+            24, mask=fg.causal(), direction="forward", cache="paged", cache_dtype="e4m3", page_scales=True
+        ),
+        "sm_80",
+    ),
+    "an 8-bit cache": (
+        fg.AttentionSpec(
+            32, dtype="fp16", mask=fg.window(40, 0), direction="forward", cache="contiguous", cache_dtype="e5m2"
+        ),
+        "sm_90a",
+    ),
 }
 
 

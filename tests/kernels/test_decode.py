@@ -269,6 +269,15 @@ def test_a_batch_invariant_result_has_the_same_bits_in_any_batch(queries: int) -
         assert np.array_equal(found[0].reshape(q[0].shape), together[0][0])
 
 
+@pytest.mark.parametrize("cache_dtype", [None, "e4m3"])
+def test_no_queries_launch_nothing(cache_dtype: str | None) -> None:
+    spec, kernel = small_kernel(cache_dtype=cache_dtype)
+    q, cache, _ = arrays_of(replace(spec, cache_dtype=None), a_call(queries=(0, 0, 0)))
+    k = np.zeros((90, 16, 2, 32), spec.cache_element.numpy())
+    o, lse = kernel(q, k, k, cache=cache)
+    assert (o.size, lse.size) == (0, 0)
+
+
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "one token": ({}, {}, "sm_80", "decode"),
     "one token, Hopper": ({}, {}, "sm_90a", "decode"),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from flashgen.arch import ARCHS, get_arch
+from flashgen.errors import ArgumentError, PlanError
 from flashgen.plan import plan
-from flashgen.plan.decode.shares import part_slots, part_tiles, prefers_decode, slot_rows
+from flashgen.plan.decode.shares import check_units, part_slots, part_tiles, prefers_decode, slot_rows
 from flashgen.plan.decode.tiles import tiles_of
 from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.spec import AttentionSpec, Schedule, causal
@@ -56,6 +57,47 @@ def test_enough_bytes_are_under_way_and_the_blocks_fit(dim: int, dim_v: int, arc
 def test_other_specs_have_no_decode_kernel(fields: Any, schedule: Any, arch: str, access_bytes: int | None) -> None:
     made = plan(spec(**fields), schedule, arch, access_bytes=access_bytes)
     assert not made.has("decode")
+
+
+@pytest.mark.parametrize("arch", [name for name in ARCHS if name != "sm_75"])
+@pytest.mark.parametrize(("dim", "dim_v"), DIMS)
+@pytest.mark.parametrize("page_scales", [False, True])
+def test_an_8_bit_cache_has_one_kernel_with_as_many_bytes_under_way(
+    dim: int, dim_v: int, arch: str, page_scales: bool
+) -> None:
+    made = plan(spec(dim, dim_v, cache_dtype="e4m3", page_scales=page_scales), None, arch)
+    assert [kernel.role for kernel in made.kernels] == ["decode", "append", "clear_gaps"]
+    assert made.forward is made.kernel("decode")
+    row, tiles, smem = get_arch(arch), tiles_of(made.spec, get_arch(arch)), made.forward.smem
+    assert tiles is not None
+    assert tiles.blocks * (smem.bytes + row.reserved_smem_per_block) <= row.smem_per_multiprocessor
+    columns = sum(-(-d // 32) * 32 for d in (dim, dim_v))
+    under_way = (tiles.stages - 1) * tiles.keys * columns
+    assert under_way >= 24 * 1024 or tiles.stages == 5
+    # So a ring of the same size holds the same bytes, which are twice the keys.
+    assert smem["k"].bytes + smem["v"].bytes == tiles.stages * tiles.keys * columns
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "words"),
+    [
+        ({}, {"arch": "sm_75"}, "needs asynchronous copies of sm_80 or later, and arch='sm_75' has none"),
+        ({}, {"schedule": Schedule(tile_kv=32)}, "has one schedule; leave the schedule out"),
+        ({}, {"access_bytes": 2}, "needs rows aligned to 4 bytes, and access_bytes=2; pass contiguous q, k and v"),
+    ],
+)
+def test_an_8_bit_cache_that_no_kernel_reads_is_refused(fields: Any, arguments: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan(spec(cache_dtype="e5m2", dtype="fp16", **fields), **{"arch": "sm_80", **arguments})
+
+
+def test_too_many_tiles_for_the_only_kernel_are_refused_by_name() -> None:
+    kernel = decode(cache_dtype="e4m3")
+    check_units(kernel, Problem(100, 32, 8, 1, 2**20))
+    with pytest.raises(
+        ArgumentError, match=r"q has batch 100 and length 1, and a sequence has room for .* split the batch"
+    ):
+        check_units(kernel, Problem(100, 32, 8, 1, 2**30 - 1))
 
 
 def test_few_queries_prefer_the_decode_kernel() -> None:

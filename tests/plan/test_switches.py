@@ -59,6 +59,7 @@ def plans() -> Iterator[AttentionPlan]:
             yield from planned(fg.AttentionSpec(dim, dtype=dtype, mask=mask, **options))
     for kind in CACHES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal(), direction="forward", cache=kind))
+        yield from planned(fg.AttentionSpec(64, direction="forward", cache=kind, cache_dtype="e4m3"))
     for schedule in SCHEDULES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal()), schedule)
 

@@ -30,7 +30,7 @@ def test_the_table_holds_few_specs_all_different() -> None:
 
 def test_the_kernels_for_hopper_show_every_part_of_their_template() -> None:
     rows = [row for row in GOLDEN if row.arch == "sm_90a"]
-    kernels = [plan(row.spec, row.schedule, row.arch).kernel("forward") for row in rows]
+    kernels = [plan(row.spec, row.schedule, row.arch).forward for row in rows]
     kernels = [kernel for kernel in kernels if kernel.algorithm == "FlashAttention-3"]
     assert frozenset().union(*(kernel.switches for kernel in kernels)) >= {"block_sparse", "score"}
     assert {kernel.constant("has_upper") for kernel in kernels} == {False, True}

@@ -88,7 +88,7 @@ class Narrator(Observer):
 
     def refused(self, attention: AttentionPlan) -> None:
         """Says which plan has too few registers."""
-        forward = attention.kernel("forward")
+        forward = attention.forward
         tiles = f"tiles of {forward.constant('tile_kv')} keys"
         talk.warn(f"{forward.algorithm} with {tiles} has too few registers here; trying another")
 

@@ -72,7 +72,7 @@ def print_report(
     _line(console, "spec", spec.describe())
     for attention in built:
         _line(console, "plan", describe_arch(attention.plan))
-        _line(console, "", describe_algorithm(attention.plan.kernel("forward")))
+        _line(console, "", describe_algorithm(attention.plan.forward))
         if attention.plan.tuning is not None:
             _line(console, "", attention.plan.tuning.headline)
         if attention.plan.has("main"):

@@ -38,7 +38,7 @@ def kernel_for(name: Algorithm, case: Case, arch: Arch | None) -> Kernel:
         kernel = build(case.spec, Schedule(algorithm=name), arch=arch, target=target)
     except (PlanError, CompileError) as error:
         raise RefusedError(str(error)) from error
-    forward, others = kernel.plan.kernel("forward"), [k for k in kernel.plan.kernels if k.pass_ == "backward"]
+    forward, others = kernel.plan.forward, [k for k in kernel.plan.kernels if k.pass_ == "backward"]
     if name in LINEAGE and others and all(k.algorithm != forward.algorithm for k in others):
         raise RefusedError(f"it has no backward pass; gradients come from {others[0].algorithm}")
     return kernel

@@ -43,7 +43,7 @@ def plan_section(attention: AttentionPlan) -> dict[str, Any]:
         "table": Markup(markup(_table(attention, compiled))),
         "compiled": _compilation(attention, compiled),
         "kernels": [_reasons(kernel) for kernel in kernels],
-        "fallbacks": [str(other.kernel("forward")) for other in pipeline.fallbacks(attention)],
+        "fallbacks": [str(other.forward) for other in pipeline.fallbacks(attention)],
         "memory": [_memory(kernel) for kernel in attention.kernels if _is_visible(kernel)],
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from flashgen.dtypes import RESULTS
+from flashgen.dtypes import ARGUMENTS
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.arrays import dlpack
 from flashgen.launch.arrays.array import ArrayInfo, contiguous_strides
@@ -19,7 +19,7 @@ class DeviceArray:
     """Contiguous GPU memory that other libraries adopt by ``from_dlpack`` or ``__cuda_array_interface__``."""
 
     def __init__(self, driver: CudaDriver, shape: tuple[int, ...], dtype: str, device: int, stream: int) -> None:
-        nbytes = RESULTS[dtype].bytes
+        nbytes = ARGUMENTS[dtype].bytes
         for size in shape:
             nbytes *= size
         pointer = 0

@@ -9,7 +9,10 @@ from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import HOST, ArrayInfo, contiguous_strides
 
 CPU, CUDA, CUDA_MANAGED = 1, 2, 13
-_TYPES = {(2, 16): "fp16", (4, 16): "bf16", (2, 32): "fp32", (0, 32): "int32", (0, 64): "int64", (1, 64): "uint64"}
+_TYPES = {
+    **{(2, 16): "fp16", (4, 16): "bf16", (2, 32): "fp32", (10, 8): "e4m3", (12, 8): "e5m2"},
+    **{(0, 32): "int32", (0, 64): "int64", (1, 64): "uint64"},
+}
 _CODES = {name: code for code, name in _TYPES.items()}
 
 

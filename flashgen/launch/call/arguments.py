@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from flashgen.common.checks import as_float
 from flashgen.common.show import show
+from flashgen.dtypes import DType
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import HOST, ArrayInfo, contiguous_strides
 from flashgen.plan.model.plans import Problem
@@ -38,9 +40,15 @@ def check_scale(scale: object) -> float:
     return value
 
 
-def check_forward(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, *, on_host: bool) -> Problem:
-    """The sizes of a forward call, or an ArgumentError that lists what is wrong."""
-    _raise_if_any(_common(spec, (q, k, v), on_host))
+def check_forward(
+    spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, *, on_host: bool, cached: bool = True
+) -> Problem:
+    """The sizes of a forward call, or an ArgumentError that lists what is wrong.
+
+    ``cached``: with a cache, k and v are it.
+    """
+    of_cache = spec.cache_element if cached else spec.element
+    _raise_if_any(chain(_common(spec, (q,), on_host, q), _common(spec, (k, v), on_host, q, of_cache)))
     _raise_if_any(_shapes(spec, q, k, v))
     batch, len_q, heads_q, _ = q.shape
     return Problem(batch, heads_q, k.shape[2], len_q, k.shape[1])
@@ -64,7 +72,7 @@ def check_backward(
             "this kernel was built with direction='forward' and has no backward pass; "
             "build the spec with direction='both'"
         )
-    _raise_if_any(_common(spec, (q, k, v, out, do), on_host))
+    _raise_if_any(_common(spec, (q, k, v, out, do), on_host, q))
     problem = check_forward(spec, q, k, v, on_host=on_host)
     _raise_if_any(_gradient_shapes(spec, problem, out, do))
     _raise_if_any(_row_shapes(problem, q, lse, "the float32 array that the forward call returned"))
@@ -89,8 +97,11 @@ def _raise_if_any(problems: Iterator[str]) -> None:
         raise ArgumentError("\n".join(found))
 
 
-def _common(spec: AttentionSpec, arrays: Sequence[ArrayInfo], on_host: bool) -> Iterator[str]:
-    """Rank, dtype, device and innermost stride."""
+def _common(
+    spec: AttentionSpec, arrays: Sequence[ArrayInfo], on_host: bool, first: ArrayInfo, element: DType | None = None
+) -> Iterator[str]:
+    """Rank, dtype, device and innermost stride. All arguments are on the device of the ``first``."""
+    element = element or spec.element
     for a in arrays:
         if len(a.shape) != 4:
             yield f"{a.name} has shape {a.shape}; it must have 4 dimensions: {_LAYOUTS[a.name]}"
@@ -99,20 +110,22 @@ def _common(spec: AttentionSpec, arrays: Sequence[ArrayInfo], on_host: bool) -> 
                 f"{a.name} has strides {a.strides}; the last one must be 1, so that the elements of a head "
                 f"lie side by side: pass {a.name}.contiguous() or a view that keeps the last dimension last"
             )
-        if a.dtype != spec.dtype:
-            yield f"{a.name} is {a.dtype}, but this kernel was built for {spec.dtype}; convert it"
+        if a.dtype != element.name:
+            yield f"{a.name} is {a.dtype}, but this kernel was built for {_wanted(spec, element)}; convert it"
         if on_host and a.device != HOST:
             yield f"{a.name} is on {a.where}, but the emulator runs on the CPU; pass NumPy arrays"
         elif not on_host and a.device == HOST:
             yield (
                 f"{a.name} is on the CPU, but this kernel runs on a GPU; move it there, or build with target='emulator'"
             )
-        elif a.device != arrays[0].device:
-            yield (
-                f"{a.name} is on {a.where} and {arrays[0].name} on {arrays[0].where}; put all arguments on one device"
-            )
-        elif a.pointer % spec.element.bytes:
+        elif a.device != first.device:
+            yield f"{a.name} is on {a.where} and {first.name} on {first.where}; put all arguments on one device"
+        elif a.pointer % element.bytes:
             yield f"{a.name} starts at an address that is no multiple of its element size; pass a copy of it"
+
+
+def _wanted(spec: AttentionSpec, element: DType) -> str:
+    return element.name if element is spec.element else f"an 8-bit cache of {element.name} ({element.aliases[-1]})"
 
 
 def _shapes(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> Iterator[str]:

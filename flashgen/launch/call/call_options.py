@@ -12,6 +12,7 @@ from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.offsets import Offsets
 from flashgen.launch.call.packing import Value
 from flashgen.launch.kvcache.cache_arrays import GivenArrays, check_cache
+from flashgen.launch.kvcache.scales import check_scales
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
@@ -145,7 +146,9 @@ class SideArguments:
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
         """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""
         if self._spec.cache:
-            return check_cache(infos, q, k)
+            batch = check_cache(infos, q, k)
+            check_scales(self._spec, infos, batch, k)
+            return batch
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
         for info in infos:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flashgen.common.identifiers import captured
-from flashgen.dtypes import RESULTS
+from flashgen.dtypes import ARGUMENTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.arrays.frameworks import common_framework, unreadable
@@ -53,7 +54,7 @@ from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.cache import ATTENDING, DECODE, PREFILL
 from flashgen.plan.calls import PHASES, runs_at_once
-from flashgen.plan.decode.shares import prefers_decode
+from flashgen.plan.decode.shares import check_units, prefers_decode
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 from flashgen.plan.splits import prefers_prefill, with_splits
 from flashgen.spec import AttentionSpec
@@ -102,8 +103,12 @@ class _Given(NamedTuple):
         return self.infos[_NAMES[pass_].index(name)]
 
 
-def _runs_at_once(forward: Ready, problem: Problem) -> bool:
-    return not forward.plan.is_cooperative or runs_at_once(forward.plan, problem, forward.most_blocks or 0)
+def _runs_at_once(forward: Ready | None, problem: Problem) -> bool:
+    return (
+        forward is None
+        or not forward.plan.is_cooperative
+        or runs_at_once(forward.plan, problem, forward.most_blocks or 0)
+    )
 
 
 class Preparer:
@@ -131,7 +136,7 @@ class Preparer:
         access, maps = self._access(request, given, rows, problem)
         kernels, roles = self._kernels(request, access, device)
         plan = self._variants.plan(access)
-        parts = None
+        parts, launched = None, problem
         if spec.cache:
             chosen = self._chosen(request, given, problem, kernels, maps)
             roles = tuple(role for role in roles if role == chosen or role not in ATTENDING)
@@ -139,10 +144,12 @@ class Preparer:
                 most, asked = self._target.multiprocessors(device), request.side.num_splits
                 # One block goes over all keys of a row, so its result depends on no other row.
                 asked = 1 if request.side.batch_invariant else asked
-                problem = with_splits(problem, asked, plan.kernel("forward"), most)
+                launched = problem = with_splits(problem, asked, plan.kernel("forward"), most)
             if chosen == DECODE:
-                parts = Parts.of(kernels[DECODE], problem, request.side)
-        if request.pass_ == "forward" and not _runs_at_once(kernels["forward"], problem):
+                # Rows without keys have results, too. Without rows there is nothing to launch.
+                launched = replace(problem, len_kv=max(problem.len_kv, 1) if problem.len_q else 0)
+                parts = Parts.of(kernels[DECODE], launched, request.side)
+        if request.pass_ == "forward" and not _runs_at_once(kernels.get("forward"), problem):
             roles = PHASES
         values = self._values(request, given, rows, problem, plan)
         results, workspaces = self._allocated(request, given, rows, problem, plan)
@@ -150,7 +157,7 @@ class Preparer:
             values |= parts.values
             workspaces += parts.outputs
         names = self._parameters(request, (*results, *workspaces))
-        steps = make_steps(kernels, roles, problem, values, maps, names)
+        steps = make_steps(kernels, roles, launched, values, maps, names)
         if self._computes_again(request, plan):
             steps = (*computing_steps(kernels, problem, values, names), *steps)
         if spec.cache:
@@ -168,6 +175,9 @@ class Preparer:
     ) -> Role:
         """The kernel that a call with a cache runs by."""
         invariant = request.side.batch_invariant
+        if self._spec.cache_dtype:
+            check_units(kernels[DECODE].plan, problem)
+            return DECODE
         if DECODE in kernels and prefers_decode(kernels[DECODE].plan, problem, batch_invariant=invariant):
             return DECODE
         prefills = PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem)
@@ -189,7 +199,7 @@ class Preparer:
                 stretch_of_probabilities(i, self._spec) if i.name == P else stretch_of(i, item, writable=False)
                 for i, item in zip(extra, items, strict=True)
             ),
-            *(stretch_of(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
+            *(stretch_of(i, ARGUMENTS[i.dtype].bytes, writable=False) for i in given.infos),
         ]
 
     def unreadable(
@@ -247,7 +257,8 @@ class Preparer:
         widest = self._variants.default
         outputs = self._outputs(request, rows, problem, self._variants.plan(widest))
         every = [*given.infos, *(output.at(0) for output in outputs)]
-        access = min(widest, alignment(given.infos[:_STRIDED], self._spec.element.bytes))
+        aligned = (alignment((info,), ARGUMENTS[info.dtype].bytes) for info in given.infos[:_STRIDED])
+        access = min(widest, *aligned)
         device = given.infos[0].device
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
 
@@ -313,7 +324,7 @@ class Preparer:
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
         if spec.cache:
-            values |= cached_values(spec.mask, rows, given.beside, given.of(request.pass_, "k"), problem.splits)
+            values |= cached_values(spec, rows, given.beside, given.of(request.pass_, "k"), problem.splits)
         if self._captures is not None:
             self._captures.check(given.captured, given.of(request.pass_, "q"), problem)
             values |= self._captures.values(given.captured)

@@ -20,13 +20,13 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | HugeStrideCopy:
 
     import numpy as np
 
-    from flashgen.dtypes import DTYPES
+    from flashgen.dtypes import ARGUMENTS
     from flashgen.launch.arrays.device_array import DeviceArray
     from flashgen.launch.copies.huge_stride_copy import LARGEST_COPIED, huge_stride_copy
     from flashgen.launch.driver.cuda import get_driver
 
     driver = get_driver()
-    dtype = next((d.name for d in DTYPES.values() if d.numpy() == array.dtype), None)
+    dtype = next((d.name for d in ARGUMENTS.values() if d.numpy() == array.dtype), None)
     if dtype is None:
         raise FlashgenError(f"dtype {array.dtype} has no row in the dtype table; convert the array first")
     if array.size == 0:

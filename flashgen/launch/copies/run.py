@@ -14,7 +14,7 @@ from flashgen.plan.varlen import COUNTS, STARTS
 #: ``run(q, k, v, do, scale, ...) -> (o, lse, dq, dk, dv)``, as ``flashgen.verify`` calls it.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: Arrays of a cache.
-_OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
+_OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table", "k_scale", "v_scale")
 
 
 def runner(kernel: Any, ordinal: int | None) -> Run:

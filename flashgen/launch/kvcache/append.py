@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flashgen.common.show import show
+from flashgen.dtypes import ARGUMENTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo, Framework, canonical
 from flashgen.launch.arrays.frameworks import UNREADABLE, common_framework, framework_of, unreadable
@@ -100,7 +101,7 @@ class Appender:
         """The memory that the kernel may access."""
         found = []
         for name, info in infos.items():
-            item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4
+            item = ARGUMENTS[info.dtype].bytes if info.dtype in ARGUMENTS else 4
             found.append(stretch_of(info, item, writable=name in _WRITTEN))
         return found
 

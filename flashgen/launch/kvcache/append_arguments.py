@@ -10,6 +10,7 @@ from flashgen.launch.call.arguments import check_forward
 from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Output
 from flashgen.launch.kvcache.cache_arrays import capacity, check_cache, is_ints
+from flashgen.launch.kvcache.scales import check_scales, scale_values
 from flashgen.plan.cache import cache_arrays
 from flashgen.spec import AttentionSpec, Rotary
 
@@ -32,8 +33,9 @@ def check_append(spec: AttentionSpec, infos: Infos, *, on_host: bool) -> None:
     new_k, k = infos["new_k"], infos["k"]
     q = infos.get("q", new_k)
     check_forward(spec, q, k, infos["v"], on_host=on_host)
-    check_forward(spec, q, new_k, infos["new_v"], on_host=on_host)
+    check_forward(spec, q, new_k, infos["new_v"], on_host=on_host, cached=False)
     check_cache(_places(spec, infos), new_k, k)
+    check_scales(spec, _places(spec, infos), new_k.shape[0], k)
     problems = list(_problems(infos))
     if "rotary_cos" in infos:
         problems += _angle_problems(infos, capacity(_places(spec, infos), k))
@@ -56,6 +58,7 @@ def append_values(
         "page_size": k.shape[1],
         "table_row": next((a.strides[0] for a in places if a.name == "block_table"), 0),
         **_angle_values(infos, rotary),
+        **scale_values(spec, places),
     }
     strides = {name: info.strides for name, info in infos.items()}
     strides |= {output.name: contiguous_strides(output.shape) for output in outputs}
@@ -98,7 +101,7 @@ def _problems(infos: Infos) -> Iterator[str]:
 
 def _angle_problems(infos: Infos, room: int) -> Iterator[str]:
     """Mismatches of the rotary tables with the cache."""
-    cos, sin, k, batch = infos["rotary_cos"], infos["rotary_sin"], infos["k"], infos["new_k"].shape[0]
+    cos, sin, k, batch = infos["rotary_cos"], infos["rotary_sin"], infos["new_k"], infos["new_k"].shape[0]
     positions = infos.get("rotary_positions")
     if positions and (not is_ints(positions, 1) or positions.shape != (batch,) or positions.device != k.device):
         yield (

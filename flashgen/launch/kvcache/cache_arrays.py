@@ -9,7 +9,7 @@ from typing import Any
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo
-from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, cache_arrays
+from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, SCALES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -34,6 +34,7 @@ class GivenArrays:
         pattern = (
             *(cache.seqlens is None, cache.batch_idx is None, cache.leftpad is None),
             *(cache.block_table is None, cache.cu_seqlens_q is None, cache.cu_seqlens_k is None),
+            *(cache.k_scale is None, cache.v_scale is None),
         )
         found = self._known.get(pattern)
         if found is None:
@@ -46,6 +47,15 @@ class GivenArrays:
             raise ArgumentError("cache.block_table=None, but this kernel was built with cache='paged'; pass the table")
         if self._spec.cache != "paged" and cache.block_table is not None:
             raise ArgumentError("cache.block_table is for kernels built with cache='paged'; leave it out, or build one")
+        for name in SCALES:
+            if self._spec.cache_dtype is None and getattr(cache, name) is not None:
+                raise ArgumentError(
+                    f"cache.{name} is for kernels built with cache_dtype='e4m3' or 'e5m2'; leave it out, or build one"
+                )
+            if self._spec.page_scales and getattr(cache, name) is None:
+                raise ArgumentError(
+                    f"cache.{name}=None, but this kernel was built with page_scales=True; pass a float32 for each page"
+                )
         fields = {name: name.removeprefix(_PREFIX) for name in cache_arrays(self._spec)}
         names = tuple(name for name, field in fields.items() if getattr(cache, field) is not None)
         if len(names) < 2:
@@ -75,6 +85,7 @@ def is_packed(names: Iterable[str]) -> bool:
 
 
 def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
+    arrays = [a for a in arrays if a.name not in SCALES]
     has_rows = any(a.name == "cache_batch_idx" for a in arrays)
     table = next((a for a in arrays if a.name == "block_table"), None)
     for a in arrays:

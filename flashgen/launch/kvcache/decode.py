@@ -9,6 +9,7 @@ from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Output, started_grid
 from flashgen.launch.target import Ready
 from flashgen.plan.decode.shares import part_slots, part_tiles, slot_rows
+from flashgen.plan.decode.tiles import padded_dims
 from flashgen.plan.model.plans import Problem
 
 
@@ -26,6 +27,6 @@ class Parts(NamedTuple):
         rows = slot_rows(plan, problem)
         blocks = started_grid(decode, plan.grid(problem))[0]
         count = part_slots(plan, problem, tiles, blocks) * rows
-        columns = -(-plan.spec.head_dim_v // 16) * 16
+        _, columns = padded_dims(plan.spec)
         outputs = Output("o_partial", (count * columns,), "fp32"), Output("row_partial", (count * 2,), "fp32")
         return cls({"part_tiles": tiles, "slot_rows": rows}, outputs if count else ())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.arch import Arch
-from flashgen.plan.cache import DECODE
+from flashgen.errors import PlanError
+from flashgen.plan.cache import DECODE, scale_params
 from flashgen.plan.decode.tiles import holds_queries, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_FORWARD
-from flashgen.plan.model.plans import Constant, KernelPlan
+from flashgen.plan.model.plans import Constant, KernelPlan, ParamTable
 from flashgen.plan.portable.forward import copies_asynchronously
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -52,7 +55,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("varies_by_head", _varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
             Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
         ),
-        params=DECODE_FORWARD,
+        params=DECODE_FORWARD if spec.cache_dtype is None else _eight_bit_params(spec),
         smem=smem_of(spec, tiles),
         grid_tile=tiles.keys,
         grid_over="kv",
@@ -61,8 +64,45 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         min_blocks=tiles.blocks,
         is_persistent=True,
         counters=_COUNTERS,
-        reasons=(tiles.reason,),
+        reasons=(tiles.reason, *_eight_bit_reasons(spec)),
+        switches=frozenset({"converts"} if spec.cache_dtype and arch.converts_eight_bits else ()),
     )
+
+
+def check_eight_bits(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> None:
+    """Raises PlanError if no kernel reads such an 8-bit cache."""
+    if schedule != Schedule():
+        raise PlanError(f"cache_dtype={spec.cache_dtype!r} has one schedule; leave the schedule out.")
+    if not arch.has_cp_async:
+        raise PlanError(
+            f"cache_dtype={spec.cache_dtype!r} needs asynchronous copies of sm_80 or later, and arch={arch.name!r} has "
+            "none; use a 16-bit cache."
+        )
+    if not copies_asynchronously(arch, access_bytes):
+        raise PlanError(
+            f"cache_dtype={spec.cache_dtype!r} needs rows aligned to 4 bytes, and access_bytes={access_bytes}; "
+            "pass contiguous q, k and v."
+        )
+    if tiles_of(spec, arch) is None:
+        raise PlanError(
+            f"{spec.describe()} has no tiles that fit the shared memory of arch={arch.name!r}; use narrower heads."
+        )
+
+
+def _eight_bit_reasons(spec: AttentionSpec) -> tuple[str, ...]:
+    if spec.cache_dtype is None:
+        return ()
+    return (
+        f"{spec.cache_dtype} keys and values become fp16 on their way to tensor cores, which is exact"
+        + (", and each row of Q becomes fp16 times a power of two" if spec.dtype == "bf16" else ""),
+        "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each",
+    )
+
+
+def _eight_bit_params(spec: AttentionSpec) -> ParamTable:
+    """Its parameters for an 8-bit cache."""
+    params = [replace(p, declared="const cache_t*") if p.name in ("k", "v") else p for p in DECODE_FORWARD.params]
+    return ParamTable.widest_first((*params, *scale_params(spec)))
 
 
 def _varies_by_head(spec: AttentionSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashgen.errors import ArgumentError
 from flashgen.plan.model.plans import KernelPlan, Problem
 
 #: With so many new queries a tile of another kernel has one query head's rows only, and no room is left in it. With
@@ -20,7 +21,17 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
     kernel in any batch.
     """
     few = problem.len_q <= _MOST_QUERIES or batch_invariant
-    return few and problem.len_kv > 0 and _key_tiles(decode, problem) * _items(decode, problem) <= _MOST_UNITS
+    return few and problem.len_kv > 0 and _units(decode, problem) <= _MOST_UNITS
+
+
+def check_units(decode: KernelPlan, problem: Problem) -> None:
+    """Raises ArgumentError for a call of more tiles than this kernel counts, where no other kernel runs it."""
+    units = _units(decode, problem)
+    if units > _MOST_UNITS:
+        raise ArgumentError(
+            f"q has batch {problem.batch} and length {problem.len_q}, and a sequence has room for {problem.len_kv} "
+            f"keys: {units} tiles, of at most {_MOST_UNITS}; split the batch or the queries"
+        )
 
 
 def part_tiles(decode: KernelPlan, problem: Problem, splits: int, *, batch_invariant: bool) -> int:
@@ -53,6 +64,10 @@ def _items(decode: KernelPlan, problem: Problem) -> int:
     """Tiles of rows of all key/value heads and sequences, at most."""
     tiles = -(-_rows(problem) // int(decode.constant("tile_q")))
     return problem.batch * problem.heads_kv * tiles
+
+
+def _units(decode: KernelPlan, problem: Problem) -> int:
+    return _key_tiles(decode, problem) * _items(decode, problem)
 
 
 def _key_tiles(decode: KernelPlan, problem: Problem) -> int:

@@ -17,6 +17,8 @@ ROWS = KEYS = 16
 _UNDER_WAY = 24 * 1024
 _MOST_STAGES = 5
 _STEP = 16
+#: The same for 8-bit keys and values, whose rows are pairs of 16-byte chunks in shared memory.
+_EIGHT_BIT_STEP = 32
 #: With wider heads no registers are left for Q beside O.
 _WIDEST_HELD = 192
 #: Warps of a block and blocks of a multiprocessor, the best first. A step of narrow heads has few bytes, and takes
@@ -24,6 +26,8 @@ _WIDEST_HELD = 192
 _CANDIDATES = ((4, 3), (4, 2), (2, 2), (4, 1), (2, 1))
 #: Registers of Q and O with which three blocks share a multiprocessor.
 _FEW_REGISTERS = 64
+#: The same for an 8-bit cache. Its steps have half the bytes, so more warps must hide their latency.
+_FEW_REGISTERS_EIGHT_BITS = 96
 _RESULT_BYTES = 4
 #: Per row of a tile: a reference maximum and a sum, of a warp and of the block.
 _ROW_BYTES = 16
@@ -58,26 +62,29 @@ def tiles_of(spec: AttentionSpec, arch: Arch) -> DecodeTiles | None:
 
 def smem_of(spec: AttentionSpec, tiles: DecodeTiles) -> SmemMap:
     """The shared-memory map."""
-    size, (dim, dim_v) = spec.element.bytes, _padded(spec)
+    size, (dim, dim_v) = spec.cache_element.bytes, padded_dims(spec)
     keys = tiles.stages * tiles.keys
     ring = f", {tiles.stages} stages of {KEYS} keys for each warp"
     layout = SmemLayout()
     layout.then("q", _query_bytes(spec, tiles.warps), "Q, a copy of its rows for each warp")
     layout.then("k", keys * dim * size, f"K_j{ring}")
     layout.then("v", keys * dim_v * size, f"V_j{ring}")
+    if spec.page_scales:
+        layout.then("scales", tiles.stages * _scale_bytes(spec, tiles.warps), f"scales of these keys and values{ring}")
     layout.then("shared", _SCHEDULER_BYTES + tiles.rows * _ROW_BYTES, "what the threads exchange")
     layout.over("merge", tiles.rows * dim_v * _RESULT_BYTES, "O of each warp, once the loop is over")
     return layout.map()
 
 
 def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
-    stage = KEYS * sum(_padded(spec)) * spec.element.bytes
+    stage = KEYS * sum(padded_dims(spec)) * spec.cache_element.bytes
+    few = _FEW_REGISTERS if spec.cache_dtype is None else _FEW_REGISTERS_EIGHT_BITS
     for warps, blocks in _CANDIDATES:
-        if blocks > 2 and _held_registers(spec) > _FEW_REGISTERS:
+        if blocks > 2 and _held_registers(spec) > few:
             continue
         room = min(arch.max_smem_per_block, arch.smem_per_multiprocessor // blocks - arch.reserved_smem_per_block)
         extra = _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
-        stages = min(_MOST_STAGES, (room - extra) // (warps * stage))
+        stages = min(_MOST_STAGES, (room - extra) // (warps * stage + _scale_bytes(spec, warps)))
         under_way = (stages - 1) * warps * stage
         if stages == _MOST_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
             yield DecodeTiles(warps, stages, blocks, _reason(warps, stages, blocks, under_way))
@@ -99,15 +106,21 @@ def holds_queries(spec: AttentionSpec) -> bool:
 
 def _held_registers(spec: AttentionSpec) -> int:
     """Registers of a thread for Q and O."""
-    dim, dim_v = _padded(spec)
+    dim, dim_v = padded_dims(spec)
     return ROWS * (dim // 2 + dim_v) // 32
 
 
 def _query_bytes(spec: AttentionSpec, warps: int) -> int:
-    return 0 if holds_queries(spec) else warps * ROWS * _padded(spec)[0] * spec.element.bytes
+    return 0 if holds_queries(spec) else warps * ROWS * padded_dims(spec)[0] * spec.element.bytes
 
 
-def _padded(spec: AttentionSpec) -> tuple[int, int]:
+def _scale_bytes(spec: AttentionSpec, warps: int) -> int:
+    """Bytes of a stage for the scales of pages, one of each key and each value."""
+    return warps * KEYS * 2 * _RESULT_BYTES if spec.page_scales else 0
+
+
+def padded_dims(spec: AttentionSpec) -> tuple[int, int]:
     """Head dims, rounded up to whole steps of the tensor cores."""
-    dim, dim_v = (-(-d // _STEP) * _STEP for d in (spec.head_dim, spec.head_dim_v))
+    step = _STEP if spec.cache_dtype is None else _EIGHT_BIT_STEP
+    dim, dim_v = (-(-d // step) * step for d in (spec.head_dim, spec.head_dim_v))
     return dim, dim_v

@@ -201,6 +201,11 @@ class AttentionPlan:
         raise KeyError(role)
 
     @property
+    def forward(self) -> KernelPlan:
+        """The kernel for any forward call; with an 8-bit cache that is the decode kernel."""
+        return self.kernel("decode" if self.spec.cache_dtype else "forward")
+
+    @property
     def stores_probabilities(self) -> bool:
         """Whether the forward pass leaves P in device memory."""
         return any(workspace.name == "probabilities" for k in self.kernels for workspace in k.workspaces)

@@ -56,6 +56,11 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
+template <class T>
+constexpr bool kIsBfloat16 = false;
+template <>
+constexpr bool kIsBfloat16<bfloat16_t> = true;
+
 // Elements of the summed dimension that one multiply step consumes.
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;

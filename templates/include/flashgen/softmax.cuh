@@ -10,6 +10,11 @@ namespace flashgen {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// What exponentials add to a row's sum: all of them count alike.
+struct EqualWeights {
+  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+};
+
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
@@ -42,9 +47,10 @@ struct OnlineSoftmax {
   }
 
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
-  template <i32 columns, i32 out_columns>
+  template <i32 columns, i32 out_columns, class Weights = EqualWeights>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, const Logits& logits) {
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits,
+                              const Weights& weights = {}) {
     // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
     // is the rule, the lanes of a row need not even agree on one.
     float highest[row_blocks][2];
@@ -91,7 +97,8 @@ struct OnlineSoftmax {
           scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
         }
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
+        for (i32 h = 0; h < 2; ++h)
+          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }

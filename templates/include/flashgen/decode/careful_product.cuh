@@ -22,12 +22,10 @@ FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
 // out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
 // element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
 // a loop keeps this rare code short.
-template <class Slice, i32 blocks>
+template <class T, i32 blocks, class Values>
 FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, Slice v, Thread thread) {
-  using T = typename Slice::Element;
+                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
   const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
-  const RightRows<Slice, true> values(v, 0, thread);
   const u32 ones = pack(T{}, 1.0f, 1.0f);
   Accumulator<1, blocks> sums;
 #pragma unroll

@@ -12,8 +12,10 @@
 // leave their parts in a workspace, and the last of them to finish merges these.
 //
 // Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
-// `paged` where keys lie. Smem holds the offsets of the shared-memory map.
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
+// the shared-memory map.
 #pragma once
+#include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/careful_product.cuh"
 #include "flashgen/decode/key_slices.cuh"
 #include "flashgen/decode/results.cuh"
@@ -23,22 +25,25 @@
 
 namespace flashgen {
 
-template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
+template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
+          class CacheElement>
 struct DecodeMainloop {
   static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
                 "each warp has 16 rows and 16 keys of a tile");
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
-  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
   static constexpr i32 score_blocks = kSliceKeys / 8;
 
-  using KSlice = SharedTile<T, kSliceKeys, dim>;
-  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
-  using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
+  using Stored = typename CacheElement::Stored;
+  using Operand = typename CacheElement::Operand;
+  using KSlice = typename CacheElement::KSlice;
+  using VSlice = typename CacheElement::VSlice;
+  using Keys = typename CacheElement::Keys;
+  using Values = typename CacheElement::Values;
+  using Queries = typename CacheElement::Queries;
   using Scores = Accumulator<1, score_blocks>;
-  using Output = Accumulator<1, dim_v / 8>;
+  using Output = Accumulator<1, CacheElement::dim_v / 8>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
-  using Results = DecodeResults<cfg, T, Params, Score>;
+  using Results = DecodeResults<cfg, T, Params, Score, CacheElement>;
 
   // ---- Shared memory
 
@@ -99,8 +104,9 @@ struct DecodeMainloop {
     const Logits logits = Score::logits(p);
 
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
-    const T* const keys = p.k + item.head_kv * p.k_head;
-    const T* const values = p.v + item.head_kv * p.v_head;
+    const CacheElement cache = CacheElement::of(p, item, base);
+    const Stored* const keys = p.k + item.head_kv * p.k_head;
+    const Stored* const values = p.v + item.head_kv * p.v_head;
     // No key before or behind these is read: its page may have been given away.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
@@ -121,6 +127,7 @@ struct DecodeMainloop {
                                                    places.offset(p.k_batch, p.k_row), existing, thread);
         copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
                                                      places.offset(p.v_batch, p.v_row), existing, thread);
+        cache.fetch(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
       cp_async_commit();
@@ -159,15 +166,18 @@ struct DecodeMainloop {
         if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
         Scores scores;
         clear(scores);
-        multiply<T, false, dim / 16>(scores, queries.left(here),
-                                     RightTransposed(k_slice(stage, slice), 0, here));
+        multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
+                                                         Keys(k_slice(stage, slice), 0, here));
+        const auto own = cache.slice(stage * cfg.warps + slice, here);
+        own.scale(scores, queries);
         Score::apply(scores, p, item, rows, key, thread);
+        own.raise(scores);
         if (is_cut) {
           for_each_score(scores, [&](float& s, i32 h, i32 column) {
             if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
           });
         }
-        softmax.update(scores, out, logits);
+        softmax.update(scores, out, logits, own);
         const VSlice v = v_slice(stage, slice);
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
@@ -175,15 +185,16 @@ struct DecodeMainloop {
           for_each_score(allowed, [&](float& a, i32 h, i32 column) {
             a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
           });
-          multiply_careful(out, scores, allowed, v, thread);
+          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
         } else {
-          multiply<T, false, 1>(out, LeftRegisters<T, 1, score_blocks>(scores, thread),
-                                RightRows<VSlice, true>(v, 0, here));
+          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                      Values(v, 0, here));
         }
       }
       stage = next_stage(stage);
     }
     softmax.finish();
+    cache.finish(out);
     cp_async_wait<0>();
   }
 

@@ -14,10 +14,10 @@ struct RowTotals {
 };
 
 // The results of one item. All threads of the block call its functions.
-template <DecodeConfig cfg, class T, class Params, class Score>
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
 struct DecodeResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
   static constexpr i32 bytes = cfg.tile_q * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
@@ -183,7 +183,7 @@ struct DecodeResults {
   FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = 8 * n + thread.column();
+    const i32 column = CacheElement::column(n, thread);
     if (column < cfg.head_dim_v) {
       T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
       *reinterpret_cast<Pair<T>*>(o) =

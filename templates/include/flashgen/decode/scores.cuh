@@ -76,4 +76,29 @@ struct ExpressionRowScore {
   }
 };
 
+// The same with logits that the scale is part of, so that numbers can be added to them.
+template <class Inner>
+struct NaturalLogits {
+  using Logits = ScoredLogits;
+
+  template <class Params>
+  FLASHGEN_DEVICE static Logits logits(const Params&) {
+    return {};
+  }
+  template <i32 blocks, class Params>
+  FLASHGEN_DEVICE static void apply(Accumulator<1, blocks>& scores, const Params& p, const DecodeItem& item,
+                                    const LaneRows& rows, i32 key, Thread thread) {
+    Inner::apply(scores, p, item, rows, key, thread);
+    for_each_score(scores, [&](float& s, i32, i32) { s = logit_of(Inner::logits(p), s, p.scale); });
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static float sink(const Params& p, const DecodeItem& item, i32 head) {
+    return Inner::sink(p, item, head);
+  }
+
+ private:
+  FLASHGEN_DEVICE static float logit_of(ScaledProducts, float s, float scale) { return s * scale; }
+  FLASHGEN_DEVICE static float logit_of(ScoredLogits, float s, float) { return s; }
+};
+
 }  // namespace flashgen

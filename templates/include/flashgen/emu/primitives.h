@@ -252,6 +252,7 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 }  // namespace flashgen
 
 #include "flashgen/emu/cluster.h"
+#include "flashgen/emu/eight_bits.h"
 #include "flashgen/emu/grid.h"
 #include "flashgen/emu/wgmma.h"
 

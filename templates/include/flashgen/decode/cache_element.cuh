@@ -1,0 +1,49 @@
+// What the cache holds: the CacheElement policy of the decode mainloop. It says how rows of K and V lie in
+// shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
+//
+//     fetch(slot, page, thread)        starts copies of what a slice of keys needs beside its elements
+//     slice(slot, thread)              the scales of a slice's keys:
+//       scale(scores, queries)           makes products Q K^T of what tensor cores multiplied
+//       raise(scores)                    adds the logarithms of the values' scales to logits
+//       total(a, b, n)                   what two exponentials of block n add to the row's sum
+//     finish(out)                      makes accumulators O
+//     column(n, thread)                the first of the two columns of O that a lane holds of block n
+#pragma once
+#include "flashgen/decode/rows.cuh"
+
+namespace flashgen {
+
+// Elements of the queries' type, without scales.
+template <DecodeConfig cfg, class T>
+struct SameElement {
+  // What memory holds, and what tensor cores multiply.
+  using Stored = T;
+  using Operand = T;
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  using KSlice = SharedTile<T, kSliceKeys, dim>;
+  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
+  using Keys = RightTransposed<KSlice>;
+  using Values = RightRows<VSlice, true>;
+  using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
+
+  struct Slice {
+    template <class Scores>
+    FLASHGEN_DEVICE void scale(Scores&, const Queries&) const {}
+    template <class Scores>
+    FLASHGEN_DEVICE void raise(Scores&) const {}
+    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  };
+
+  template <class Params>
+  FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
+    return {};
+  }
+  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {}; }
+  template <class Output>
+  FLASHGEN_DEVICE void finish(Output&) const {}
+  FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) { return 8 * n + thread.column(); }
+};
+
+}  // namespace flashgen

@@ -1,0 +1,204 @@
+// A cache of 8-bit floats: the CacheElement policy for e4m3 and e5m2.
+//
+// Copies bring half the bytes to shared memory, and tensor cores multiply 16-bit floats: every 8-bit float is
+// one exactly. ldmatrix moves pairs of bytes. So a lane gets the elements 4c to 4c + 3 of 16, c = lane % 4,
+// where an operand of 16-bit elements has 2c, 2c + 1, 2c + 8 and 2c + 9. A product may take the elements of a
+// head in any order that Q and K share, so Q is loaded in this one. O comes in the same order, of columns.
+#pragma once
+#include "flashgen/contain.cuh"
+#include "flashgen/decode/cache_element.cuh"
+#include "flashgen/decode/eight_bit_queries.cuh"
+#include "flashgen/decode/partials.cuh"
+#include "flashgen/eight_bits.cuh"
+
+namespace flashgen {
+
+// Four numbers in a word: what carries into the sign of one that is not finite, and their signs.
+template <>
+constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;
+template <>
+constexpr u32 kToInfinity<e5m2_t> = 0x04040404u;
+template <>
+constexpr u32 kSigns<e4m3_t> = 0x80808080u;
+template <>
+constexpr u32 kSigns<e5m2_t> = 0x80808080u;
+
+// ---- Keys and values
+
+// Keys as the right operand of Q K^T.
+template <class Slice, bool by_instruction>
+struct EightBitKeys {
+  Cursor<Slice> cursor;
+
+  FLASHGEN_DEVICE EightBitKeys(Slice slice, i32 /*first_column*/, Thread thread)
+      : cursor(origin_of(slice), thread.lane & 15, 0) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
+    u32 words[2];
+    ldmatrix_x2(words, cursor.template offset<true>(8 * block, step));
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i)
+      to_halves<by_instruction>(typename Slice::Element{}, words[i], pair[i].words[0], pair[i].words[1]);
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
+};
+
+// Values as that of P V. A lane gets columns 2u and 2u + 1 of two keys, u = lane / 4: one for either block.
+template <class Slice, bool by_instruction>
+struct EightBitValues {
+  Cursor<Slice> cursor;
+
+  FLASHGEN_DEVICE EightBitValues(Slice slice, i32 /*first_column*/, Thread thread)
+      : cursor(origin_of(slice), thread.lane & 15, 0) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
+    u32 words[2];
+    ldmatrix_x2_trans(words, cursor.template offset<true>(16 * step, block / 2));
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      // The two keys of a column side by side.
+      const u32 by_column = select_bytes(words[i], 0, 0x3120);
+      to_halves<by_instruction>(typename Slice::Element{}, by_column, pair[0].words[i], pair[1].words[i]);
+    }
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
+};
+
+// ---- Scales
+
+// One number for all keys of a head, and one for all values.
+struct HeadScales {
+  float k;
+  float v;
+
+  struct Slice {
+    float k;
+
+    template <i32 blocks, class Queries>
+    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
+    }
+    template <class Scores>
+    FLASHGEN_DEVICE void raise(Scores&) const {}
+    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  };
+
+  template <class Params>
+  FLASHGEN_DEVICE static HeadScales of(const Params& p, const DecodeItem& item, u8*) {
+    const i64 k_place = item.sequence * p.k_scale_row + item.head_kv * p.k_scale_head;
+    const i64 v_place = item.sequence * p.v_scale_row + item.head_kv * p.v_scale_head;
+    return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
+            p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
+  }
+  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {k}; }
+  FLASHGEN_DEVICE float of_results() const { return v; }
+};
+
+// Numbers of the page that a key lies in. They arrive in shared memory with the keys, at `offset`.
+//
+// A value's scale v is a factor of its row of P. Exponentials of raised logits s + log(v) have it, whatever
+// its size. The row's sum is one of exponentials of s, so it takes those divided by v.
+template <u32 offset>
+struct PageScales {
+  const float* k;
+  const float* v;
+  i64 k_row;
+  i64 v_row;
+  float* shared;
+
+  struct Slice {
+    static constexpr i32 blocks = kSliceKeys / 8;
+    FloatPair k[blocks];
+    FloatPair v[blocks];
+
+    template <class Queries>
+    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+      for_each_score(scores, [&](float& s, i32 h, i32 column) {
+        s *= k[column / 8].values[column % 2] * queries.back[h];
+      });
+    }
+    FLASHGEN_DEVICE void raise(Accumulator<1, blocks>& logits) const {
+      for_each_score(logits, [&](float& s, i32, i32 column) {
+        s += log2_approx(v[column / 8].values[column % 2]) * kLn2;
+      });
+    }
+    FLASHGEN_DEVICE float total(float a, float b, i32 n) const {
+      return fused_multiply_add(a, reciprocal_approx(v[n].values[0]), b * reciprocal_approx(v[n].values[1]));
+    }
+  };
+
+  template <class Params>
+  FLASHGEN_DEVICE static PageScales of(const Params& p, const DecodeItem& item, u8* base) {
+    return {p.k_scale + item.head_kv * p.k_scale_head, p.v_scale + item.head_kv * p.v_scale_head,
+            p.k_scale_row, p.v_scale_row, reinterpret_cast<float*>(base + offset)};
+  }
+  // Half of the lanes copy the keys' scales, and half the values'.
+  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const {
+    const bool exists = page >= 0;
+    const i64 place = exists ? page : 0;
+    const float* const from = thread.lane < kSliceKeys ? k + place * k_row : v + place * v_row;
+    cp_async_4(shared_address(shared + slot * kWarpSize + thread.lane), from,
+               exists ? static_cast<u32>(sizeof(float)) : 0u);
+  }
+  FLASHGEN_DEVICE Slice slice(i32 slot, Thread thread) const {
+    const float* const own = shared + slot * kWarpSize + thread.column();
+    Slice slice;
+#pragma unroll
+    for (i32 n = 0; n < Slice::blocks; ++n) {
+      slice.k[n] = *reinterpret_cast<const FloatPair*>(own + 8 * n);
+      slice.v[n] = *reinterpret_cast<const FloatPair*>(own + kSliceKeys + 8 * n);
+      // A page of zeros may have the scale 0, which has no logarithm.
+#pragma unroll
+      for (i32 i = 0; i < 2; ++i) slice.v[n].values[i] = maximum(slice.v[n].values[i], 0x1p-100f);
+    }
+    return slice;
+  }
+  FLASHGEN_DEVICE float of_results() const { return 1.0f; }
+};
+
+// ---- The policy
+
+template <DecodeConfig cfg, class T, class E, class Scales, bool by_instruction>
+struct EightBitElement {
+  using Stored = E;
+  using Operand = half_t;
+  static constexpr i32 dim = eight_bit_columns(cfg.head_dim);
+  static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
+  using KSlice = SharedTile<E, kSliceKeys, dim>;
+  using VSlice = SharedTile<E, kSliceKeys, dim_v>;
+  using Keys = EightBitKeys<KSlice, by_instruction>;
+  using Values = EightBitValues<VSlice, by_instruction>;
+  using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;
+
+  Scales scales;
+
+  template <class Params>
+  FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
+    return {Scales::of(p, item, base)};
+  }
+  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const { scales.fetch(slot, page, thread); }
+  FLASHGEN_DEVICE typename Scales::Slice slice(i32 slot, Thread thread) const {
+    return scales.slice(slot, thread);
+  }
+  // Of each two blocks the first has the even columns of 16, and the second the odd ones. Neighbors belong
+  // into one block.
+  template <i32 blocks>
+  FLASHGEN_DEVICE void finish(Accumulator<1, blocks>& out) const {
+    const float factor = scales.of_results();
+#pragma unroll
+    for (i32 n = 0; n < blocks; n += 2) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float even = out[0][n][2 * h + 1] * factor;
+        out[0][n][2 * h] *= factor;
+        out[0][n][2 * h + 1] = out[0][n + 1][2 * h] * factor;
+        out[0][n + 1][2 * h] = even;
+        out[0][n + 1][2 * h + 1] *= factor;
+      }
+    }
+  }
+  FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) {
+    return 16 * (n / 2) + 2 * thread.column() + 2 * (n % 2);
+  }
+};
+
+}  // namespace flashgen
