@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from conformance.case import Case
-from conformance.cases import barrier, bits, cluster, copy, math, matrix, tma, warp, wgmma
+from conformance.cases import barrier, bits, cluster, copy, eight_bits, math, matrix, tma, warp, wgmma
 
 FAMILIES: dict[str, tuple[Case, ...]] = {
     "warp": warp.CASES,
@@ -13,6 +13,7 @@ FAMILIES: dict[str, tuple[Case, ...]] = {
     "copy": copy.CASES,
     "matrix": matrix.CASES,
     "bits": bits.CASES,
+    "eight_bits": eight_bits.CASES,
     "wgmma": wgmma.CASES,
     "barrier": barrier.CASES,
     "tma": tma.CASES,
