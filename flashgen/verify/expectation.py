@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,8 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     spec = with_values(spec, case)
     inputs, scale, dropout = case.inputs(spec), case.scale_for(spec), case.dropout_for(spec)
     packing, filling = case.packing_for(spec), case.filling_for(spec)
+    if filling is not None:
+        inputs = replace(inputs, k=filling.rounded(inputs.k, 0), v=filling.rounded(inputs.v, 1))
     cut = packing or filling
     lengths = None if cut is None else cut.used
     q, k, v = inputs.q, inputs.k, inputs.v

@@ -89,8 +89,9 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
         packed = (q, k, v, do if spec.needs_backward else None)
         return expected.judge(packed_results(run(*packed, expected.scale, **more), packing, len_q, len_kv))
     if expected.filling is not None:
-        more["cache"] = expected.filling.cache()
-        caches = [expected.filling.fill(a, layout) for a, layout in zip((x.k, x.v), layouts[1:3], strict=True)]
+        more["cache"] = expected.filling.cache(x.k.shape[2])
+        filled = enumerate(zip((x.k, x.v), layouts[1:3], strict=True))
+        caches = [expected.filling.fill(a, layout, which) for which, (a, layout) in filled]
         return expected.judge(run(x.q, *caches, None, expected.scale, **more))
     more |= {"dlse": x.dlse} if x.dlse is not None else {}
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

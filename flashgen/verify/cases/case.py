@@ -66,7 +66,7 @@ class Case:
 
     def filling_for(self, spec: AttentionSpec) -> Filling | None:
         """How the cache is filled; None for a spec without one."""
-        return Filling.drawn(spec.cache, self.seed, self.batch, self.len_q, self.len_kv) if spec.cache else None
+        return Filling.of_spec(spec, self.seed, self.batch, self.len_q, self.len_kv)
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end
     kernel = edited(case, edits)
     kernel.target.options = {**options, "guard": at}  # type: ignore[attr-defined]
     x, cache = problem(case, data_seed)
+    if case.spec.cache_dtype is not None and (wrong := appended_wrongly(kernel, case, x, cache)):
+        return wrong
     found = dict(zip(("o", "lse"), kernel(x["q"], x["k"], x["v"], cache=cache), strict=True))
     exact = dict(zip(("o", "lse"), oracle.forward_cached(case.spec, x["q"], x["k"], x["v"], cache), strict=True))
     return [
@@ -34,6 +37,27 @@ def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end
         for name, value in found.items()
         if not np.allclose(value.astype(np.float32), exact[name], atol=TOLERANCE, equal_nan=True)
     ]
+
+
+def appended_wrongly(kernel: Any, case: Any, x: dict[str, Array], cache: KVCache) -> list[str]:
+    """Which of the caches is wrong after new keys and values took the place of the last one of each sequence."""
+    random, element = np.random.default_rng(1), case.spec.element.numpy()
+    # A sequence without keys counts as full, so that its new key is left out.
+    places = replace(
+        cache, seqlens=np.where(cache.seqlens > 0, cache.seqlens - 1, max(SEQLENS) + PAGE_SIZE).astype(np.int32)
+    )
+    shape = (len(SEQLENS), 1, case.heads_kv, case.spec.head_dim)
+    new = [random.standard_normal(shape) * np.exp2(random.uniform(-9, 9, shape)) for _ in "kv"]
+    k, v = (np.where(np.abs(values) > 1e-3, values, np.nan).astype(element) for values in new)
+    exact = {}
+    for name, values, scale in (("k", k, cache.k_scale), ("v", v, cache.v_scale)):
+        exact[name] = oracle.appended(x[name], values, places, scale=scale, page_scales=case.spec.page_scales)
+    before = {name: x[name].copy() for name in exact}
+    kernel.append(x["k"], x["v"], k, v, cache=replace(places, leftpad=None))
+    wrong = [name for name in exact if not np.array_equal(x[name].view(np.uint8), exact[name].view(np.uint8))]
+    for name in exact:
+        x[name][...] = before[name]
+    return wrong
 
 
 def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
@@ -54,4 +78,22 @@ def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
     for b, length in enumerate(SEQLENS):
         table[b, -(-length // PAGE_SIZE) :] = 2**31 - 1
     seqlens, leftpad = (np.array(n, np.int32) for n in (SEQLENS, LEFTPAD))
-    return x, KVCache(seqlens, None, leftpad, table, num_splits=case.splits)
+    cache = KVCache(seqlens, None, leftpad, table, num_splits=case.splits)
+    if case.spec.cache_dtype is None:
+        return x, cache
+    element, scales = case.spec.cache_element.numpy(), scales_of(case, batch * pages, random)
+    for name, scale in scales.items():
+        by_row = scale[:, None, :, None] if case.spec.page_scales else np.float32(1.0)
+        values = x[name[0]].astype(np.float32)
+        x[name[0]] = oracle.quantized(case.spec.cache_dtype, values, by_row).view(element)
+    # Heads have very different sizes.
+    x["q"] = (x["q"] * np.exp2(np.arange(case.heads) % 5 * -9.0)[:, None]).astype(dtype)
+    return x, replace(cache, **scales)
+
+
+def scales_of(case: Any, pages: int, random: np.random.Generator) -> dict[str, Array]:
+    """Scales of each page, or of each sequence, and head; those of even heads are powers of two, for ties."""
+    shape = (pages if case.spec.page_scales else len(SEQLENS), case.heads_kv)
+    exponents = {name: random.uniform(-2, 2, shape) for name in ("k_scale", "v_scale")}
+    whole = np.arange(case.heads_kv) % 2 == 0
+    return {name: np.exp2(np.where(whole, np.round(x), x)).astype(np.float32) for name, x in exponents.items()}

@@ -40,6 +40,7 @@ SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 STANDARD = Schedule(algorithm="standard")
 
 DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cache="paged")
+E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: Sequences of two tiles and more, of one row, of no queries and of no keys. Some do not use all of their rows.
@@ -89,6 +90,9 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode, many rows": (DECODE, (9, 0), {"heads": 8, "heads_kv": 2}),
     "decode, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3}),
     "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
+    "decode, 8 bits": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2}),
+    "decode, 8 bits, scales of pages": (replace(E4M3, page_scales=True), (3, 0), {"heads": 8, "heads_kv": 2}),
+    "decode, 8 bits, non-finite value": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     # The last token alone attends to the last value, which is NaN.
     "decode, non-finite value": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
