@@ -11,6 +11,7 @@ from flashgen.common.show import show
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
+from flashgen.torch.kernels import EIGHT_BITS
 from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import RESULTS, CallKey, replayed
@@ -37,6 +38,9 @@ def flash_attn_with_kvcache(
     alibi_slopes: Any = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    page_scales: bool = False,
 ) -> Any:
     """Attention of q ``(B, Sq, H, D)`` to a cache; ``out``, or with ``return_softmax_lse`` ``(out, softmax_lse)``.
 
@@ -45,15 +49,21 @@ def flash_attn_with_kvcache(
     ``(B, Snew, Hk, D)`` are put behind these in place, and attended to. With ``rotary_cos`` and ``rotary_sin``
     ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
     neither ``causal`` nor a window is asked for. There are no gradients.
+
+    A cache may be ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``, beside 16-bit q, k and v. Its elements are then
+    multiplied by ``k_descale`` and ``v_descale``, and new ones divided by them: float32 of shape ``()``, ``(1,)``,
+    ``(Hk,)`` or ``(B, Hk)``, or with ``page_scales=True`` ``(pages,)`` or ``(pages, Hk)``. flash-attn 2 has none of
+    these three arguments.
     """
-    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is bool:
-        check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
+        flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
+        check_flags(causal=causal, **flags, page_scales=page_scales)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes, k_descale, v_descale
     rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
-    key = given, rules
+    key = given, (*rules, page_scales)
     found = replayed(key)
     if found is not None:
         return (found[0], found[1]) if return_softmax_lse else found[0]
@@ -64,7 +74,8 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
-        cache=cache_of(q, *places, num_splits),
+        cache=cache_of(q, *places, num_splits, k_scale=k_descale, v_scale=v_descale),
+        page_scales=page_scales,
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,
@@ -92,13 +103,14 @@ def with_kvcache(
     attention_chunk: int = 0,
     return_lse: bool,
     starts_new: Any = None,
+    page_scales: bool = False,
     key: CallKey | None = None,
 ) -> Any:
     """What both generations' functions do; ``starts_new`` says where packed new keys begin."""
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
     of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
-    of_call |= {"cu_seqlens_k_new": starts_new}
+    of_call |= {"cu_seqlens_k_new": starts_new, "k_descale": cache.k_scale, "v_descale": cache.v_scale}
     if rotary is not None:
         of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
     check_tensors(**{name: x for name, x in of_call.items() if x is not None})
@@ -111,11 +123,12 @@ def with_kvcache(
         raise ArgumentError("rotary_cos and rotary_sin turn new keys and the queries beside them; pass k and v too")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
+    _check_dtypes(q, k_cache, v_cache, cache)
     if starts_new is not None:
         _check_starts(starts_new, cache.seqlens, k, v)
     limits = limits_of(causal, window_size)
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
-    given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new}
+    given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new, "page_scales": page_scales}
     wanted = RESULTS if return_lse else RESULTS[:1]
     program, captured = program_for(form, tensors)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, program, captured, **given, key=key, wanted=wanted)
@@ -175,6 +188,20 @@ def attend_to_pages(
     return result
 
 
+def _check_dtypes(q: Any, k_cache: Any, v_cache: Any, cache: KVCache) -> None:
+    """Both halves of a cache have one dtype, and scales are for one of eight bits."""
+    if k_cache.dtype != v_cache.dtype:
+        raise ArgumentError(f"k_cache is {k_cache.dtype} and v_cache is {v_cache.dtype}; they must be equal")
+    if k_cache.dtype != q.dtype and k_cache.dtype not in EIGHT_BITS:
+        raise ArgumentError(
+            f"k_cache is {k_cache.dtype} and q is {q.dtype}; pass a cache in q's dtype, in torch.float8_e4m3fn or in "
+            "torch.float8_e5m2"
+        )
+    for name, x in (("k_descale", cache.k_scale), ("v_descale", cache.v_scale)):
+        if x is not None and k_cache.dtype not in EIGHT_BITS:
+            raise ArgumentError(f"{name} is for caches in float8, and k_cache is {k_cache.dtype}; pass None")
+
+
 def _check_starts(starts: Any, seqlens: Any, k: Any, v: Any) -> None:
     """Where packed new keys begin, one place for each sequence and the end."""
     batch = seqlens.shape[0] if seqlens.dim() == 1 else 0
@@ -203,12 +230,16 @@ def cache_of(
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
     cu_seqlens_k: Any = None,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> KVCache:
     """Where the keys of each sequence lie."""
     longest = 0 if cu_seqlens_q is None else whole(max_seqlen_q) or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     of_queries = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": longest}
-    return KVCache(*places, num_splits=num_splits, **of_queries, cu_seqlens_k=cu_seqlens_k)
+    more = {**of_queries, "cu_seqlens_k": cu_seqlens_k, "k_scale": k_scale, "v_scale": v_scale}
+    return KVCache(*places, num_splits=num_splits, **more)
 
 
 def rotary_of(

@@ -11,7 +11,7 @@ from flashgen.errors import ArgumentError
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import replayed
 
-_REFUSED = ("qv", "q_descale", "k_descale", "v_descale")
+_REFUSED = ("qv", "q_descale")
 
 
 def flash_attn_with_kvcache(
@@ -45,6 +45,7 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    page_scales: bool = False,
 ) -> Any:
     """flash-attn 2's function with FlashAttention-3's arguments; ``page_table`` is its ``block_table``.
 
@@ -53,19 +54,22 @@ def flash_attn_with_kvcache(
     ``cu_seqlens_k_new[i + 1]`` come behind the keys of sequence i. Without k it means nothing.
     ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
-    own. ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
+    own. ``k_descale`` and ``v_descale`` are for caches in float8 beside 16-bit q, as in flash-attn 2's function here.
+    ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
     here.
     """
-    _refuse(qv, q_descale, k_descale, v_descale)
-    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is bool:
-        check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    _refuse(qv, q_descale)
+    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
+        flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
+        check_flags(causal=causal, **flags, page_scales=page_scales)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q
+    scales = k_descale, v_descale
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q, *scales
     masking = causal, window_size, attention_chunk, softcap
     rules = "FA3 kvcache", softmax_scale, *masking, rotary_interleaved, num_splits, max_seqlen_q, return_softmax_lse
-    key = given, rules
+    key = given, (*rules, page_scales)
     starts_new = None if k is None else cu_seqlens_k_new
     found = replayed(key) if starts_new is None else None
     if found is not None:
@@ -77,7 +81,8 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, rotary_seqlens),
-        cache=cache_of(q, *places, num_splits, cu_seqlens_q, max_seqlen_q),
+        cache=cache_of(q, *places, num_splits, cu_seqlens_q, max_seqlen_q, k_scale=k_descale, v_scale=v_descale),
+        page_scales=page_scales,
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,

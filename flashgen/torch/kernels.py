@@ -22,6 +22,8 @@ from flashgen.torch.replay import forget_host
 from flashgen.torch.sdpa.switch import Switch
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+#: Of caches that do not have q's dtype.
+EIGHT_BITS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 _kernels: Recent[Any, Kernel] = Recent(KERNELS_KEPT)
 #: How often ``emulate_cpu`` was called and not taken back.
@@ -59,12 +61,14 @@ def forward_kernel(
     return kernel_for(q, v, program, gradients=False, deterministic=False, drops=drops, packed=packed)
 
 
-def cached_kernel_for(q: Any, v_cache: Any, program: Program, cache: CacheKind) -> Kernel:
+def cached_kernel_for(q: Any, v_cache: Any, program: Program, cache: CacheKind, *, page_scales: bool = False) -> Kernel:
     """The kernel for queries that attend to a cache, on their device."""
-    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, cache, q.get_device())
+    dtype = EIGHT_BITS.get(v_cache.dtype)
+    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, cache, dtype, page_scales, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
-        spec = _spec(q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, direction="forward", cache=cache)
+        of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": dtype, "page_scales": page_scales}
+        spec = _spec(q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, direction="forward", **of_cache)
         kernel = _kernels.keep(key, _build_on(q.get_device(), spec))
     return kernel
 

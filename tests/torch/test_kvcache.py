@@ -34,6 +34,8 @@ def test_the_signatures_are_flash_attns() -> None:
     assert names[9:] == [
         *("cache_leftpad", "block_table", "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved"),
         *("alibi_slopes", "num_splits", "return_softmax_lse"),
+        # flashgen's own.
+        *("k_descale", "v_descale", "page_scales"),
     ]
     defaults = {n: p.default for n, p in inspect.signature(fa2).parameters.items()}
     assert (defaults["window_size"], defaults["rotary_interleaved"], defaults["num_splits"]) == ((-1, -1), True, 0)
@@ -47,6 +49,8 @@ def test_the_signatures_are_flash_attns() -> None:
         *("cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale", "k_descale", "v_descale"),
         *("softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "rotary_interleaved"),
         *("scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse"),
+        # flashgen's own.
+        "page_scales",
     ]
 
 
@@ -122,7 +126,11 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
         (fa2, {"k": torch.ones(2, 3, 16)}, "k has shape .* must have 4 dimensions"),
         (fa3, {"qv": 1}, "qv is not supported"),
         (fa3, {"cu_seqlens_q": torch.ones(3)}, "q has shape .* must have 3 dimensions"),
-        (fa3, {"v_descale": 1}, "v_descale is not supported"),
+        (fa3, {"q_descale": 1}, "q_descale is not supported"),
+        (fa3, {"v_descale": 1}, "v_descale is a int; pass a torch.Tensor"),
+        (fa2, {"k_descale": torch.ones(1)}, "k_descale is for caches in float8, and k_cache is torch.float16"),
+        (fa2, {"page_scales": 1}, "page_scales=1 is not a bool"),
+        (fa2, {"v_cache": torch.zeros(3, 40, 2, 16)}, "k_cache is torch.float16 and v_cache is torch.float32"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(emulated: Any, function: Any, options: Any, words: str) -> None:

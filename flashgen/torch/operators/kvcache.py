@@ -26,15 +26,16 @@ from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_grad
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
+_SCALES = "Tensor? k_scale=None, Tensor? v_scale=None, bool page_scales=False"
 library.define(
     "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "
     f"{_PLACES}, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? rotary_positions=None, "
-    "bool interleaved=True, bool one_position=False) -> Tensor"
+    f"bool interleaved=True, bool one_position=False, {_SCALES}) -> Tensor"
 )
 library.define(
     "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
-    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0) "
-    "-> (Tensor, Tensor)"
+    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0, "
+    f"{_SCALES}) -> (Tensor, Tensor)"
 )
 
 
@@ -51,6 +52,7 @@ def attend_to_cache(
     rotary: Rotary | None = None,
     scale: float | None = None,
     starts_new: Any = None,
+    page_scales: bool = False,
     key: CallKey | None = None,
     wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
@@ -61,27 +63,27 @@ def attend_to_cache(
     """
     text = str(program.rule)
     if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
-        q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
+        q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text, page_scales)
         k, v, rotary, key = None, None, None, None
     if not torch.compiler.is_compiling():
         inputs = q, k_cache, v_cache, k, v, *captured
         if not (needs_dispatcher(q, k_cache, v_cache) or wants_gradients(*inputs)):
-            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
+            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale, page_scales)
             if key is not None:
                 remember(key, parts, wanted)
             _, (out, lse, *_) = parts[-1]
             return out, lse
     seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
     places = seqlens, cache.batch_idx, cache.leftpad, cache.block_table
-    appended = 0
+    appended, scales = 0, (cache.k_scale, cache.v_scale, page_scales)
     if k is not None:
         angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
         style = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
-        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style)
+        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style, *scales)
         q, appended = q if rotary is None else turned, k.shape[1]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
         *(q, k_cache, v_cache, list(captured), text, *places, appended),
-        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, *scales),
     )
     return result
 
@@ -97,9 +99,10 @@ def _attend(
     v: Any,
     rotary: Rotary | None,
     scale: float | None,
+    page_scales: bool,
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
-    kernel, parts = _kernel(q, v_cache, program, cache.block_table), []
+    kernel, parts = _kernel(q, v_cache, program, cache.block_table, page_scales), []
     cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
     if k is not None:
         parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
@@ -113,7 +116,9 @@ def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
     if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
         return cache
     seqlens, rows, leftpad, table, starts, keys = map(_plain, arrays)
-    return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q, keys)
+    places = seqlens, rows, leftpad, table
+    scales = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    return KVCache(*places, appended, cache.num_splits, starts, cache.max_seqlen_q, keys, **scales)
 
 
 def _put(
@@ -152,8 +157,10 @@ def _read(
     return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any) -> Kernel:
-    return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
+def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool) -> Kernel:
+    return cached_kernel_for(
+        q, v_cache, program, "contiguous" if block_table is None else "paged", page_scales=page_scales
+    )
 
 
 def _plain(x: Any) -> Any:
@@ -176,9 +183,13 @@ def _append(
     rotary_positions: Any = None,
     interleaved: bool = True,
     one_position: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
 ) -> Any:
-    cache = KVCache(_plain(seqlens), _plain(batch_idx), None, _plain(block_table))
-    kernel = _kernel(q, v_cache, program_named(program), block_table)
+    places = _plain(seqlens), _plain(batch_idx), None, _plain(block_table)
+    cache = KVCache(*places, k_scale=k_scale, v_scale=v_scale)
+    kernel = _kernel(q, v_cache, program_named(program), block_table, page_scales)
     if rotary_cos is None:
         _put(kernel, k_cache, v_cache, k, v, q, cache, None)
         # An operator's result is no tensor that it was given.
@@ -202,11 +213,15 @@ def _forward(
     scale: float | None = None,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int = 0,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
 ) -> tuple[Any, Any]:
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
-    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q, **scales)
     named = program_named(program)
-    kernel = _kernel(q, v_cache, named, block_table)
+    kernel = _kernel(q, v_cache, named, block_table, page_scales)
     _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale)
     return out, lse
 
