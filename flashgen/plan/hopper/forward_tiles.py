@@ -72,7 +72,10 @@ def row_of(spec: AttentionSpec) -> Row:
     elif spec.cache:
         # The first warpgroup counts tiles and looks pages up, which takes registers.
         row = replace(row, registers=(56, 224))
-    elif narrow and (spec.varlen or not score_is_light(spec)):
+    elif narrow and spec.varlen:
+        # The first warpgroup counts tiles, which takes registers.
+        row = replace(row, registers=(56, 152), tile_kv=112)
+    elif narrow and not score_is_light(spec):
         row = replace(row, tile_kv=112)
     if spec.score is not None and spec.score.traced.tensors and not score_is_light(spec):
         row = replace(row, tile_kv=min(row.tile_kv, 112))
