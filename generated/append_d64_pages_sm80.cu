@@ -7,15 +7,13 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 8 query rows of every query head and batch entry
 //
-// contents  23  Integer and 16-bit element types, without any CUDA header.
-//           39  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           60  Scalar arithmetic, one instruction each.
-//           72  Element types.
-//          115  Streaming tiles between global and shared memory.
-//          128  Keys and values in a cache.
-//          170  Single elements from floats.
-//          182  Rotary position embedding, and rows of a head copied with it.
-//          224  The kernel: its configuration, parameters and text.
+// contents  21  Instructions, one per function: types, device, math.
+//           70  Element types.
+//          113  Streaming tiles between global and shared memory.
+//          126  Keys and values in a cache.
+//          168  Single elements from floats.
+//          180  Rotary position embedding, and rows of a head copied with it.
+//          234  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -189,6 +187,16 @@ struct AppendConfig {
   i32 warps;
 };
 
+// Stores an element in a row of the same type, which has no scale. For 8-bit caches see
+// append_eight_bits.cuh.
+template <class T>
+FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) {
+  to = x;
+}
+struct NoScale {
+  FLASHGEN_DEVICE float at(i32 /*row*/) const { return 1.0f; }
+};
+
 // Which elements of a head are turned together, and by which angles. Pairs of elements are counted through:
 // those that are turned come first, and behind them neighbours that are not.
 template <class T>
@@ -204,18 +212,20 @@ struct Rotary {
   }
 
   // Copies one pair of a head of `head_dim` elements, turned as its position says.
-  FLASHGEN_DEVICE void copy(T* to, const T* from, i32 pair, i32 head_dim, i32 position) const {
+  template <class Stored>
+  FLASHGEN_DEVICE void copy(Stored* to, const T* from, i32 pair, i32 head_dim, i32 position,
+                            float scale) const {
     const i32 first = first_of(pair), second = second_of(pair);
     if (pair >= pairs) {
-      to[first] = from[first];
-      if (second < head_dim) to[second] = from[second];
+      put(to[first], from[first], scale);
+      if (second < head_dim) put(to[second], from[second], scale);
       return;
     }
     const i32 row = larger(0, smaller(position, cos.row_count - 1));
     const float c = to_float(*cos.at(row, pair)), s = to_float(*sin.at(row, pair));
     const float x = to_float(from[first]), y = to_float(from[second]);
-    to[first] = element_from<T>(x * c - y * s);
-    to[second] = element_from<T>(x * s + y * c);
+    put(to[first], element_from<T>(x * c - y * s), scale);
+    put(to[second], element_from<T>(x * s + y * c), scale);
   }
 };
 
@@ -225,6 +235,7 @@ struct Rotary {
 using namespace flashgen;
 
 using element_t = bfloat16_t;
+using cache_t = bfloat16_t;
 
 constexpr AppendConfig kConfig{
     .head_dim = 64,
@@ -300,7 +311,7 @@ FLASHGEN_KERNEL(128, 1) append_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
     for (i32 i = thread.index(); i < kConfig.rows * pairs; i += threads) {
       const i32 row = first_row + i / pairs;
       if (row >= p.len_q) break;
-      rotary.copy(rotated.at(row, 0), q.at(row, 0), i % pairs, kConfig.head_dim, position + row * p.q_advance);
+      rotary.copy(rotated.at(row, 0), q.at(row, 0), i % pairs, kConfig.head_dim, position + row * p.q_advance, 1.0f);
     }
   }
 
@@ -310,19 +321,22 @@ FLASHGEN_KERNEL(128, 1) append_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
     const i32 end = smaller(p.len_new, p.len_kv - first_key);
     const i64 cache_row = CachedSequence::row_of(p, place.sequence);
     const i32* const pages = p.block_table + cache_row * p.table_row;
-    const auto k_rows = PagedRows<element_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, first_key, end};
-    const auto v_rows = PagedRows<element_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, first_key, end};
+    const auto k_rows = PagedRows<cache_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, first_key, end};
+    const auto v_rows = PagedRows<cache_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, first_key, end};
+    const NoScale k_scales{};
+    const NoScale v_scales{};
     const element_t* const new_k = p.new_k + place.sequence * p.new_k_batch + head_kv * p.new_k_head;
     const element_t* const new_v = p.new_v + place.sequence * p.new_v_batch + head_kv * p.new_v_head;
     for (i32 i = thread.index(); i < kConfig.rows * pairs; i += threads) {
       const i32 row = first_row + i / pairs;
       if (row >= end) break;
-      rotary.copy(k_rows.at(row, 0), new_k + row * p.new_k_row, i % pairs, kConfig.head_dim, position + row);
+      rotary.copy(k_rows.at(row, 0), new_k + row * p.new_k_row, i % pairs, kConfig.head_dim, position + row, k_scales.at(row));
     }
     for (i32 i = thread.index(); i < kConfig.rows * kConfig.head_dim_v; i += threads) {
       const i32 row = first_row + i / kConfig.head_dim_v, column = i % kConfig.head_dim_v;
       if (row >= end) break;
-      *v_rows.at(row, column) = new_v[row * p.new_v_row + column];
+      const element_t value = new_v[row * p.new_v_row + column];
+      put(*v_rows.at(row, column), value, v_scales.at(row));
     }
   }
 }

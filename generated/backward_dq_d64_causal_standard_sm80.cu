@@ -6,23 +6,19 @@
 // plan     tile_q 128, tile_kv 32, stages 4, warps 8, 256 threads, registers for 2 blocks per multiprocessor
 // grid     one block for every 128 query rows of every query head and batch entry
 // smem     49152 bytes
-//            ring      0 to 49152  tiles of both operands, then results
 //
-// contents   30  Integer and 16-bit element types, without any CUDA header.
-//            51  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            87  Moving data.
-//           117  Scalar arithmetic, one instruction each.
-//           127  Warp-wide matrix instructions.
-//           178  Element types.
-//           232  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           301  Operands of warp-level matrix products.
-//           391  Warp-level matrix products.
-//           464  Banded masks.
-//           497  Streaming tiles between global and shared memory.
-//           610  Keeping NaN and infinity where they belong.
-//           694  What the backward kernels are made of.
-//           718  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//           907  The kernel: its configuration, parameters and text.
+// contents   26  Instructions, one per function: types, device, copy, math, matrix.
+//           174  Element types.
+//           234  Finding NaN and infinity.
+//           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           318  Operands of warp-level matrix products.
+//           408  Warp-level matrix products.
+//           477  Banded masks.
+//           510  Streaming tiles between global and shared memory.
+//           623  Keeping NaN and infinity where they belong.
+//           693  What the backward kernels are made of.
+//           717  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//           906  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -181,6 +177,8 @@ FLASHGEN_DEVICE void mma_finish() {}
 namespace flashgen {
 
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -194,13 +192,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -229,10 +231,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -390,10 +407,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -613,20 +626,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
 
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
@@ -862,7 +861,7 @@ struct Product {
       // This tile has arrived, and no warp reads the slot any more that the next copies overwrite.
       wait_for_copies<asynchronous, stages - 2>();
       block_sync();
-      const Thread here = kIsFloat<T> ? thread.again() : thread;
+      const Thread here = kIsFloat<T> ? thread.recomputed() : thread;
       const i32 slot = tile % stages, next = (tile + stages - 1) % stages;
       const bool has_next = tile + stages - 1 < tiles;
       if (has_next) {

@@ -6,17 +6,13 @@
 // plan     tile_q 64, tile_kv 128, stages 2, warps 8, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 // smem     16384 bytes
-//            q      0 to 16384  dQ_i
 //
-// contents  24  Integer and 16-bit element types, without any CUDA header.
-//           45  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           68  Scalar arithmetic, one instruction each.
-//           80  Element types.
-//          127  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          168  Warp-level matrix products.
-//          175  Streaming tiles between global and shared memory.
-//          230  What the backward kernels are made of.
-//          303  The kernel: its configuration, parameters and text.
+// contents  20  Instructions, one per function: types, device, math.
+//           76  Element types.
+//          129  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          168  Streaming tiles between global and shared memory.
+//          223  What the backward kernels are made of.
+//          296  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -83,6 +79,8 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 namespace flashgen {
 
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -100,6 +98,10 @@ struct Thread {
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -126,8 +128,6 @@ struct alignas(4) Pair {
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -164,13 +164,6 @@ struct SharedTile {
     return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
   }
 };
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.

@@ -10,64 +10,33 @@
 //          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
 //          for it
 // smem     231840 bytes
-//            k                   0 to  32768  K_j
-//            v               32768 to  65536  V_j
-//            q               65536 to 114688  Q_i, 3 slots
-//            do             114688 to 147456  dO_i, 2 slots
-//            ds             147456 to 180224  dS_ij, 2 slots
-//            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, to be stored
-//            sums           212992 to 225280  rows of dQ_i to be scaled and rounded, 3 slots
-//            dq_rows        225280 to 227328  rounded rows of dQ_i
-//            zeros          227328 to 229376  zeros that clear the sum of dQ
-//            lse            229376 to 230144  -L_i in units of S, 3 slots
-//            dsum           230144 to 230656  -D_i, 2 slots
-//            k_barriers     230656 to 230672  full and empty barriers of each slot
-//            v_barriers     230784 to 230800
-//            q_barriers     230912 to 230960
-//            do_barriers    231040 to 231072
-//            ds_barriers    231168 to 231200
-//            sum_barriers   231296 to 231344
-//            turn_barriers  231424 to 231440
-//            sum_parts      231552 to 231648  the part of dQ in each slot
-//            tile_barriers  231680 to 231712
-//            tiles          231808 to 231840  the next tiles of keys
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 //
-// contents   78  Integer and 16-bit element types, without any CUDA header.
-//           100  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           135  Scalar arithmetic, one instruction each.
-//           158  Warp-wide matrix instructions.
-//           170  Element types.
-//           202  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           207  Warp-level matrix products.
-//           229  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           291  Tensor maps, which describe tensors to bulk copies of boxes.
-//           300  Bulk copies.
-//           361  Communication between blocks and between grids.
-//           423  Reallocation of registers among warpgroups (sm_90a).
-//           438  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           473  Matrix products of a warpgroup (sm_90a).
-//           667  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           676  Tiles as TMA writes them and wgmma reads them.
-//           800  Banded masks.
-//           853  The order in which persistent blocks draw tiles.
-//           883  Where a tile of keys lies, and the queries that attend to it.
-//           979  Probabilities P of transposed scores, and the factor of dS.
-//          1018  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//          1078  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
-//          1092  Streaming tiles between global and shared memory.
-//          1140  Writing a warpgroup's results to shared and global memory.
-//          1160  What the backward mainloops do with fragments.
-//          1232  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1253  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
-//          1307  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1338  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1402  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1479  What the backward kernels that keep tiles of keys share.
-//          1634  What the warps of a block of the fused backward kernel share.
-//          1733  The backward pass on Hopper, for heads up to 128 wide.
-//          2037  dQ as a sum over tiles of keys, added in any order.
-//          2285  The kernel: its configuration, parameters and text.
+// contents   47  Instructions, one per function: types, device, math, matrix.
+//           137  Element types.
+//           174  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           530  Tiles as TMA writes them and wgmma reads them.
+//           654  Banded masks.
+//           707  The order in which persistent blocks draw tiles.
+//           743  Where a tile of keys lies, and the queries that attend to it.
+//           839  Probabilities P of transposed scores, and the factor of dS.
+//           878  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           938  Instructions, one per function: packed.
+//           952  Streaming tiles between global and shared memory.
+//          1000  Writing a warpgroup's results to shared and global memory.
+//          1020  What the backward mainloops do with fragments.
+//          1092  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1113  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1167  Finding NaN and infinity.
+//          1181  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1201  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1248  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1325  What the backward kernels that keep tiles of keys share.
+//          1483  What the warps of a block of the fused backward kernel share.
+//          1582  The backward pass on Hopper, for heads up to 128 wide.
+//          1887  dQ as a sum over tiles of keys, added in any order.
+//          2133  Positions in rings whose number of slots is no power of two.
+//          2157  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -141,13 +110,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -174,6 +141,8 @@ namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -187,7 +156,7 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
@@ -199,30 +168,6 @@ constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
-
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
@@ -232,8 +177,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
-// warps.
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
 // bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
@@ -241,16 +185,13 @@ namespace flashgen {
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 // Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -263,7 +204,6 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {}
 }
@@ -275,16 +215,13 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-
 // Orders ordinary accesses of this thread, and those that a barrier ordered before it, before later accesses
 // by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-
 // The same for global memory alone. It does not wait for shared memory.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
@@ -299,13 +236,12 @@ struct alignas(64) TensorMap {
 
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
-// bulk copy reads must call fence_proxy_async afterwards.
+// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
+// bulk copy reads, call fence_proxy_async.
 
-// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
-// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
-// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
-// so it writes beyond the end of rows of any other length.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
+// multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
+// hardware clips it at a multiple of 16 bytes, so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -315,25 +251,16 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
-// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
-// offset of each block counts its bytes.
-
-// Stores and reductions do not write outside of the tensor.
-
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-
-// ---- Runs of bytes. Sizes and addresses are multiples of 16.
 
 FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
   asm volatile(
@@ -342,16 +269,13 @@ FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) 
       : "memory");
 }
 
-// ---- Groups of stores and reductions
-
+// Groups of stores and reductions.
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
-
 // Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
@@ -362,31 +286,26 @@ FLASHGEN_DEVICE void bulk_wait_read() {
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
   asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
   asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
-
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -397,11 +316,9 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-
 FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -410,12 +327,9 @@ FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
-// earlier.
+// Waits until the grids before this one are complete and their writes are visible.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
-// ones.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, also later ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -429,7 +343,6 @@ template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
-
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
@@ -471,20 +384,17 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
-// multiple of 4.
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of 4.
 //
-// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
-// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
-// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
-// / 4 + 8h, column 8j + 2 (t % 4) + c.
+// Products are asynchronous. Do not touch operands and accumulators until a wait completes the group in which
+// they were committed. The left operand has 64 rows, the right one `n` columns, and one product sums over 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
 
 // Orders accesses of registers before later products that use them. It is needed before the first product,
 // and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
@@ -527,8 +437,6 @@ struct WgmmaTail<true, a, b> {
   static constexpr char text[] = {
       ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
 };
-template <class T, Major... majors>
-using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
 // An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
 // after the accumulators have the numbers from n / 2 on.
@@ -537,100 +445,54 @@ struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
 };
 
+// The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
+#define WGMMA_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_NAMES_8 "%0, %1, %2, %3"
-#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
-#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
-#define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
-#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
-#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %20, %21, %22, %23"
-#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
-#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %28, %29, %30, %31"
-#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %32, %33, %34, %35"
-#define WGMMA_NAMES_80 WGMMA_NAMES_72 ", %36, %37, %38, %39"
-#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %40, %41, %42, %43"
-#define WGMMA_NAMES_96 WGMMA_NAMES_88 ", %44, %45, %46, %47"
-#define WGMMA_NAMES_104 WGMMA_NAMES_96 ", %48, %49, %50, %51"
-#define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
-#define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
-#define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
+#define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
+#define WGMMA_NAMES_80 \
+  WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_128 WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
 
-#define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
-#define WGMMA_REGISTERS_16(c) WGMMA_REGISTERS_8(c), WGMMA_FOUR(c, 4)
-#define WGMMA_REGISTERS_24(c) WGMMA_REGISTERS_16(c), WGMMA_FOUR(c, 8)
-#define WGMMA_REGISTERS_32(c) WGMMA_REGISTERS_24(c), WGMMA_FOUR(c, 12)
-#define WGMMA_REGISTERS_40(c) WGMMA_REGISTERS_32(c), WGMMA_FOUR(c, 16)
-#define WGMMA_REGISTERS_48(c) WGMMA_REGISTERS_40(c), WGMMA_FOUR(c, 20)
-#define WGMMA_REGISTERS_56(c) WGMMA_REGISTERS_48(c), WGMMA_FOUR(c, 24)
-#define WGMMA_REGISTERS_64(c) WGMMA_REGISTERS_56(c), WGMMA_FOUR(c, 28)
-#define WGMMA_REGISTERS_72(c) WGMMA_REGISTERS_64(c), WGMMA_FOUR(c, 32)
-#define WGMMA_REGISTERS_80(c) WGMMA_REGISTERS_72(c), WGMMA_FOUR(c, 36)
-#define WGMMA_REGISTERS_88(c) WGMMA_REGISTERS_80(c), WGMMA_FOUR(c, 40)
-#define WGMMA_REGISTERS_96(c) WGMMA_REGISTERS_88(c), WGMMA_FOUR(c, 44)
-#define WGMMA_REGISTERS_104(c) WGMMA_REGISTERS_96(c), WGMMA_FOUR(c, 48)
-#define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
-#define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
-#define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
+// The accumulators as operands with the constraint c.
+#define WGMMA_FLOATS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_FLOATS_16(c, i) \
+  WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
+#define WGMMA_FLOATS_64(c, i) \
+  WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
+#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
+#define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
+#define WGMMA_REGISTERS_128(c) WGMMA_FLOATS_64(c, 0)
 
-#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
-#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
-#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
-#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
-#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
-#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
-#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
-#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
-#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
-#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
-#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
-#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
-#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
-#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
-#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
-#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
-#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
-#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
-#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
-#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
-#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
-#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
-#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
-#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
-#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
-#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
-#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
-#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
-#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
-#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
-#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
-#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
-#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
-#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
-#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
-#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
-#define WGMMA_FROM_296 148, 149, 150, 151
+// The numbers of the operands after the accumulators.
+#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
+#define WGMMA_FROM_64 \
+  32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
+#define WGMMA_FROM_128 \
+  64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86
 
-#define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
-  " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
+// One product, and what goes before the first of some: p says whether it adds to the accumulators.
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_LEFT_REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_FORM "C"(WgmmaType<T>::name), "C"(WgmmaTail<sizeof(T) == 2, majors...>::text)
 
-#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                      \
-  template <class Type, class Tail>                                                       \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], u64 a, u64 b, i32 accumulate) { \
-    asm volatile(WGMMA_TEXT(n, "%" #i0, i1, i2, i3, i4)                                   \
-                 : WGMMA_REGISTERS_##n(c)                                                 \
-                 : "l"(a), "l"(b), "r"(accumulate), "C"(Type::name), "C"(Tail::text));    \
+#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                                         \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i2) WGMMA_PRODUCT(n, "%" #i0, i1, i3, i4) "}"                                   \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a.bits()), "l"(b.bits()), "r"(add), WGMMA_FORM);                                      \
   }
-
-#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
-  template <class Type, class Tail>                                                                      \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], u64 b, i32 accumulate) {     \
-    asm volatile(WGMMA_TEXT(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, i6, i7)               \
-                 : WGMMA_REGISTERS_##n(c)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(Type::name), \
-                   "C"(Tail::text));                                                                     \
+#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                           \
+  template <class T, Major... majors>                                                                      \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i5) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i4, i6, i7) "}"              \
+                 : WGMMA_REGISTERS_##n(c)                                                                  \
+                 : WGMMA_LEFT_REGISTERS(a), "l"(b.bits()), "r"(add), WGMMA_FORM);                          \
   }
-
 #define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
   template <>                                                  \
   struct Wgmma<n> {                                            \
@@ -647,29 +509,21 @@ WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
-                                                                            accumulate);
+  Wgmma<n>::template add_ss<T, a_major, b_major>(d, a, b, accumulate);
 }
 
 // d = a * b. The compiler knows that the previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
-  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
+  Wgmma<n>::template set_ss<T, a_major, b_major>(d, a, b, 0);
 }
 
 // The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
 // of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
+  Wgmma<n>::template add_rs<T, b_major>(d, a, b, accumulate);
 }
-
-// ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
-// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
-// define WGMMA_SHAPES.
-
-#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 }  // namespace flashgen
 #endif
@@ -758,7 +612,7 @@ template <i32 n>
 using Strip = float[n / 2];
 
 template <i32 count>
-FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
@@ -852,6 +706,10 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
+//
+// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
+// section the turn varies slowest.
 
 // A tile's turn among those of its head, and the head, counted over all sequences.
 struct SectionTile {
@@ -859,24 +717,26 @@ struct SectionTile {
   i32 head;
 };
 
-// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
-// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
-// without work.
+// Tile `number` of `tiles`.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
   const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
-  if (rest < 0) return {number / partial, number % partial};
-  const i32 section = rest / (section_heads * tiles_of_head);
-  const i32 in_section = rest - section * (section_heads * tiles_of_head);
-  return {in_section / section_heads, partial + section * section_heads + in_section % section_heads};
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = section_heads;
+    first_head = partial + rest / (section * tiles_of_head) * section;
+    number = rest % (section * tiles_of_head);
+  }
+  return {number / section, first_head + number % section};
 }
 
-// Two counters, of tiles drawn and of blocks that have drawn their last one. The last block resets both.
-FLASHGEN_DEVICE void leave_counters(u32* counters) {
-  if (atomic_add_release(counters + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(counters, 0u);
-    store_release(counters + 1, 0u);
+// p.counter is two counters: of tiles drawn, and of blocks that have drawn their last one. The last block
+// resets both for the next launch.
+FLASHGEN_DEVICE void leave_counters(const auto& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
   }
 }
 
@@ -973,7 +833,7 @@ struct KeyTileScheduler {
   }
 
   // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const { leave_counters(p.counter); }
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // ---- flashgen/sm90/backward_scores.cuh
@@ -1178,7 +1038,7 @@ FLASHGEN_DEVICE void preset_columns(float (&strip)[count], const float* columns,
 }
 template <i32 count>
 FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
-  clear(strip);
+  clear_strip(strip);
   wgmma_pin(strip);
 }
 
@@ -1304,6 +1164,20 @@ struct DqShare {
   FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
+// NaN in a product reaches every row of a warp's tile.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
+}
+
 // ---- flashgen/sm90/failed_tiles.cuh
 // Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
 //
@@ -1324,62 +1198,34 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile
     atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
-template <i32 count>
-FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i)
-    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
-  return zero[0] + zero[1];
-}
-
 // ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring: the number of slots passed so far.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
 template <i32 slots>
-struct RingPlace {
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
 struct Ring {
-  using Where = RingPlace<slots>;
+  using State = RingState<slots>;
 
   // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
 
   // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
@@ -1390,10 +1236,10 @@ struct Ring {
     }
   }
   // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
   // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
@@ -1503,8 +1349,8 @@ struct KeyTileShared {
 
   FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
   FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
-  FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+  FLASHGEN_DEVICE QTile q(typename QRing::State at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::State at) const {
     return DOTile{start + Smem::kDo}.slot(at.slot());
   }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
@@ -1513,23 +1359,23 @@ struct KeyTileShared {
   FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Of a block of queries, -L in units of S and -D. They come with Q and with dO.
-  FLASHGEN_DEVICE float* lse(typename QRing::Where at) const {
+  FLASHGEN_DEVICE float* lse(typename QRing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kLse + at.slot() * statistics_bytes);
   }
-  FLASHGEN_DEVICE float* dsum(typename DORing::Where at) const {
+  FLASHGEN_DEVICE float* dsum(typename DORing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kDsum + at.slot() * statistics_bytes);
   }
   // What the slots of tile_ring and, if the producer sends messages, of q_ring hold.
-  FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+  FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
-  FLASHGEN_DEVICE Message& message(typename QRing::Where at) const
+  FLASHGEN_DEVICE Message& message(typename QRing::State at) const
     requires Queries::sends_messages
   {
     return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
   }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
-  FLASHGEN_DEVICE Message read_message(typename QRing::Where at, Thread thread) const {
+  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
     if constexpr (Queries::sends_messages) {
       Message read = {};
       if (thread.lane == 0) read = message(at);
@@ -1551,10 +1397,10 @@ struct KeyTileProducer {
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::KRing::Where kv_at;
-  typename Shared::QRing::Where q_at;
-  typename Shared::DORing::Where do_at;
-  typename Shared::TileRing::Where tile_at;
+  typename Shared::KRing::State kv_at;
+  typename Shared::QRing::State q_at;
+  typename Shared::DORing::State do_at;
+  typename Shared::TileRing::State tile_at;
 
   // Line 6: load K_j, V_j.
   FLASHGEN_DEVICE void load_keys(const Tile& tile) {
@@ -1618,6 +1464,9 @@ struct KeyTileProducer {
       if (goes_on) {
         bool is_first = true;
         Queries::for_each(p, tile, thread, announce, [&](QueryStep step, const auto& message_of) {
+          // The other lanes have nothing to wait for. Alone they would run through all steps first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
           load_queries(tile, step, message_of());
           // The first queries may be loaded while the previous tile still uses its keys.
           if (is_first) load_keys(tile);
@@ -1655,7 +1504,7 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
   static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
                 "dK and dV fit in the staging buffer of dQ");
 
-  FLASHGEN_DEVICE DSTile ds(typename DSRing::Where at) const {
+  FLASHGEN_DEVICE DSTile ds(typename DSRing::State at) const {
     return DSTile{start + Smem::kDs}.slot(at.slot());
   }
   FLASHGEN_DEVICE DSRing ds_ring() const { return {start + Smem::kDsBarriers}; }
@@ -1771,11 +1620,11 @@ struct BackwardMainloop {
     Thread thread;
     // Which consumer this is.
     i32 number;
-    typename Shared::KRing::Where kv_at;
-    typename Shared::QRing::Where q_at;
+    typename Shared::KRing::State kv_at;
+    typename Shared::QRing::State q_at;
     // The position in the rings of dO and dS.
-    typename Shared::DORing::Where at;
-    typename Shared::TileRing::Where tile_at;
+    typename Shared::DORing::State at;
+    typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
     // Of dQ, the tiles of queries of the previous step, and of the one before, whose dQ is in shared memory.
@@ -1788,7 +1637,7 @@ struct BackwardMainloop {
     // ---- The parts of a step
 
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. The accumulators, ...
-    FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::Where q_at) {
+    FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::State q_at) {
       shared.q_ring().wait_full(q_at);
       if constexpr (Score::presets_lse) {
         preset_columns(scores, shared.lse(q_at), thread);
@@ -1806,14 +1655,14 @@ struct BackwardMainloop {
     }
     // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
     // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
-    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       shared.ds_ring().wait_full(of);
       const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
     // dQ to shared memory, where the next step leaves it to TMA.
-    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::Where of, bool exists) {
+    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       wgmma_pin(dq);
       warp_sync();
       if (thread.lane == 0) {
@@ -1840,21 +1689,19 @@ struct BackwardMainloop {
       const i32 first_q = step.block * cfg.tile_q;
       const bool is_first = previous == none;
       issue_scores();
-      // Not earlier, because the copy engine needs time. Not later, because the buffer is needed again.
-      add_dq();
       // While S is multiplied, and before dP takes registers.
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
-      const bool is_cut = queries.is_cut(p, tile, step, thread.again().warp / 4 - 1);
+      const bool is_cut = queries.is_cut(p, tile, step, thread.recomputed().warp / 4 - 1);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (is_cut) {
-        const Thread own = thread.again();
+        const Thread own = thread.recomputed();
         const i32 first_key = tile.first_key + (own.warp - 4) * kWarpRows;
         allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.member), first_q,
                                                   first_key, own);
       }
       if (is_first) shared.v_ring().wait_full(kv_at);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 warp_key = (here.warp - 4) * kWarpRows;
       const Pairs pairs =
           Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
@@ -1864,6 +1711,9 @@ struct BackwardMainloop {
       preset_columns(dp, shared.dsum(at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
+      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed
+      // again.
+      add_dq();
 
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
       wgmma_wait<1>();
@@ -1931,7 +1781,7 @@ struct BackwardMainloop {
 
     // Line 18: write dK_j, dV_j to global memory. Each warp stores its 16 rows by TMA.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared.out(here.warp - 4);
       const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
@@ -2019,12 +1869,12 @@ struct BackwardMainloop {
     // is, because the producer can keep nothing.
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
-      const Thread own = Thread::current().again();
+      const Thread own = Thread::current().recomputed();
       const i32 number = own.warp / 4 - 1;
       Consumer{p, shared, own, number, {}, {}, {}, {}, {}, {p, shared, number}}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      const Thread own = Thread::current().again();
+      const Thread own = Thread::current().recomputed();
       if (own.warp == 0) {
         Producer{p, shared, own, own.lane == 0}.run();
       } else {
@@ -2072,8 +1922,8 @@ template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile,
 struct SumsInAnyOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
-  using TileAt = typename Shared::TileRing::Where;
-  using StepAt = typename Shared::DORing::Where;
+  using TileAt = typename Shared::TileRing::State;
+  using StepAt = typename Shared::DORing::State;
   using SumRing = Ring<cfg.sum_stages>;
   // Warps beside consumers that read announced tiles.
   static constexpr u32 tile_readers = 1;
@@ -2083,10 +1933,10 @@ struct SumsInAnyOrder {
   // ---- Barriers and counters
 
   FLASHGEN_DEVICE static SumRing sum_ring(Shared shared) { return {shared.start + Smem::kSumBarriers}; }
-  FLASHGEN_DEVICE static u8* sum(Shared shared, typename SumRing::Where at) {
+  FLASHGEN_DEVICE static u8* sum(Shared shared, typename SumRing::State at) {
     return shared.base + Smem::kSums + at.slot() * Shared::out_bytes;
   }
-  FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::Where at) {
+  FLASHGEN_DEVICE static DqPart& part(Shared shared, typename SumRing::State at) {
     return reinterpret_cast<DqPart*>(shared.base + Smem::kSumParts)[at.slot()];
   }
   // Two barriers with a phase for each tile of keys: all warps' shares of the previous tile have been added
@@ -2165,7 +2015,7 @@ struct SumsInAnyOrder {
   // ---- The warps beside the producer
 
   FLASHGEN_DEVICE static void run_helper(const Params& p, Shared shared, Thread self) {
-    const Thread thread = self.again();
+    const Thread thread = self.recomputed();
     if (thread.warp == 1) {
       report(p, shared, thread);
     } else if (thread.warp == 2) {
@@ -2204,7 +2054,7 @@ struct SumsInAnyOrder {
 
   FLASHGEN_DEVICE static void collect(const Params& p, Shared shared) {
     const i32 heads = p.tiles / p.kv_tiles * p.group;
-    typename SumRing::Where at;
+    typename SumRing::State at;
     const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
     for (i32 number = draw(); number < heads * p.q_tiles;) {
       const i32 head = number / p.q_tiles, tile = number - head * p.q_tiles;
@@ -2244,7 +2094,7 @@ struct SumsInAnyOrder {
   // dQ_i = scale * (sum over the tiles of keys), for rows of one warp at a time.
   FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
     using Rows = typename Shared::DQRows;
-    typename SumRing::Where at;
+    typename SumRing::State at;
     while (true) {
       sum_ring(shared).wait_full(at);
       const DqPart& to = part(shared, at);
@@ -2277,6 +2127,28 @@ struct SumsInAnyOrder {
       at.advance();
     }
     if (thread.lane == 0) bulk_wait<0>();
+  }
+};
+
+// ---- flashgen/ring_any_size.cuh
+// Positions in rings whose number of slots is no power of two.
+
+// Slot and parity are counted rather than computed by a division.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingState<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // Advances by at most the number of slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
   }
 };
 

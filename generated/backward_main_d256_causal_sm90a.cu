@@ -11,51 +11,28 @@
 //          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
 //          for it
 // smem     214816 bytes
-//            k                   0 to  32768  K_j
-//            v               32768 to  65536  V_j
-//            q               65536 to 131072  Q_i, 2 slots
-//            do             131072 to 196608  dO_i, 2 slots
-//            p              196608 to 212992  P_ij for the other consumer, 2 slots
-//            lse            212992 to 213504  -L_i in units of S, 2 slots
-//            dsum           213504 to 214016  -D_i, 2 slots
-//            k_barriers     214016 to 214032  full and empty barriers of each slot
-//            v_barriers     214144 to 214160
-//            q_barriers     214272 to 214304
-//            do_barriers    214400 to 214432
-//            p_barriers     214528 to 214560
-//            tile_barriers  214656 to 214688
-//            tiles          214784 to 214816  the next tiles of keys
 // because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
-// contents   66  Integer and 16-bit element types, without any CUDA header.
-//            88  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           126  Scalar arithmetic, one instruction each.
-//           151  Element types.
-//           183  Warp-level matrix products.
-//           205  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           255  Tensor maps, which describe tensors to bulk copies of boxes.
-//           264  Bulk copies.
-//           304  Communication between blocks and between grids.
-//           360  Reallocation of registers among warpgroups (sm_90a).
-//           375  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           410  Matrix products of a warpgroup (sm_90a).
-//           630  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           639  Tiles as TMA writes them and wgmma reads them.
-//           740  Banded masks.
-//           793  The order in which persistent blocks draw tiles.
-//           823  Where a tile of keys lies, and the queries that attend to it.
-//           914  Probabilities P of transposed scores, and the factor of dS.
-//           953  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//          1013  Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
-//          1027  Streaming tiles between global and shared memory.
-//          1042  Writing a warpgroup's results to shared and global memory.
-//          1095  What the backward mainloops do with fragments.
-//          1131  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1156  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1220  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1297  What the backward kernels that keep tiles of keys share.
-//          1452  The backward pass on Hopper, for heads wider than 128.
-//          1756  The kernel: its configuration, parameters and text.
+// contents   43  Instructions, one per function: types, device, math.
+//           126  Element types.
+//           161  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           487  Tiles as TMA writes them and wgmma reads them.
+//           588  Banded masks.
+//           641  The order in which persistent blocks draw tiles.
+//           677  Where a tile of keys lies, and the queries that attend to it.
+//           773  Probabilities P of transposed scores, and the factor of dS.
+//           812  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           872  Instructions, one per function: packed.
+//           886  Streaming tiles between global and shared memory.
+//           901  Writing a warpgroup's results to shared and global memory.
+//           954  What the backward mainloops do with fragments.
+//           990  Finding NaN and infinity.
+//          1004  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1018  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1065  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1142  What the backward kernels that keep tiles of keys share.
+//          1300  The backward pass on Hopper, for heads wider than 128.
+//          1604  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -132,13 +109,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -168,7 +143,7 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
@@ -180,25 +155,6 @@ constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
-
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
@@ -208,8 +164,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
-// warps.
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
 // bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
@@ -217,16 +172,13 @@ namespace flashgen {
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 // Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -239,7 +191,6 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {}
 }
@@ -263,13 +214,12 @@ struct alignas(64) TensorMap {
 
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
-// bulk copy reads must call fence_proxy_async afterwards.
+// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
+// bulk copy reads, call fence_proxy_async.
 
-// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
-// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
-// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
-// so it writes beyond the end of rows of any other length.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
+// multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
+// hardware clips it at a multiple of 16 bytes, so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -279,57 +229,41 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
-// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
-// offset of each block counts its bytes.
-
-// Stores and reductions do not write outside of the tensor.
-
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes. Sizes and addresses are multiples of 16.
-
-// ---- Groups of stores and reductions
-
 // ---- flashgen/ptx/grid.cuh
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
   asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
   asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
-
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -340,19 +274,15 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
-// earlier.
+// Waits until the grids before this one are complete and their writes are visible.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
-// ones.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, also later ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -366,7 +296,6 @@ template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
-
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
@@ -408,20 +337,17 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
-// multiple of 4.
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of 4.
 //
-// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
-// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
-// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
-// / 4 + 8h, column 8j + 2 (t % 4) + c.
+// Products are asynchronous. Do not touch operands and accumulators until a wait completes the group in which
+// they were committed. The left operand has 64 rows, the right one `n` columns, and one product sums over 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
 
 // Orders accesses of registers before later products that use them. It is needed before the first product,
 // and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
@@ -464,8 +390,6 @@ struct WgmmaTail<true, a, b> {
   static constexpr char text[] = {
       ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
 };
-template <class T, Major... majors>
-using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
 // An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
 // after the accumulators have the numbers from n / 2 on.
@@ -474,132 +398,64 @@ struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
 };
 
+// The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
+#define WGMMA_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_NAMES_8 "%0, %1, %2, %3"
-#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
-#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
-#define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
-#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
-#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %20, %21, %22, %23"
-#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
-#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %28, %29, %30, %31"
-#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %32, %33, %34, %35"
-#define WGMMA_NAMES_80 WGMMA_NAMES_72 ", %36, %37, %38, %39"
-#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %40, %41, %42, %43"
-#define WGMMA_NAMES_96 WGMMA_NAMES_88 ", %44, %45, %46, %47"
-#define WGMMA_NAMES_104 WGMMA_NAMES_96 ", %48, %49, %50, %51"
-#define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
-#define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
-#define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
-#define WGMMA_NAMES_136 WGMMA_NAMES_128 ", %64, %65, %66, %67"
-#define WGMMA_NAMES_144 WGMMA_NAMES_136 ", %68, %69, %70, %71"
-#define WGMMA_NAMES_152 WGMMA_NAMES_144 ", %72, %73, %74, %75"
-#define WGMMA_NAMES_160 WGMMA_NAMES_152 ", %76, %77, %78, %79"
-#define WGMMA_NAMES_168 WGMMA_NAMES_160 ", %80, %81, %82, %83"
-#define WGMMA_NAMES_176 WGMMA_NAMES_168 ", %84, %85, %86, %87"
-#define WGMMA_NAMES_184 WGMMA_NAMES_176 ", %88, %89, %90, %91"
-#define WGMMA_NAMES_192 WGMMA_NAMES_184 ", %92, %93, %94, %95"
-#define WGMMA_NAMES_200 WGMMA_NAMES_192 ", %96, %97, %98, %99"
-#define WGMMA_NAMES_208 WGMMA_NAMES_200 ", %100, %101, %102, %103"
-#define WGMMA_NAMES_216 WGMMA_NAMES_208 ", %104, %105, %106, %107"
-#define WGMMA_NAMES_224 WGMMA_NAMES_216 ", %108, %109, %110, %111"
-#define WGMMA_NAMES_232 WGMMA_NAMES_224 ", %112, %113, %114, %115"
-#define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
-#define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
-#define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
+#define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
+#define WGMMA_NAMES_80 \
+  WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_160                         \
+  WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) \
+      WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_240                          \
+  WGMMA_NAMES_160 ", " WGMMA_TEN(8) WGMMA_TEN(9) \
+      WGMMA_TEN(10) "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_NAMES_256 \
+  WGMMA_NAMES_240       \
+  ", "                  \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
 
-#define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
-#define WGMMA_REGISTERS_16(c) WGMMA_REGISTERS_8(c), WGMMA_FOUR(c, 4)
-#define WGMMA_REGISTERS_24(c) WGMMA_REGISTERS_16(c), WGMMA_FOUR(c, 8)
-#define WGMMA_REGISTERS_32(c) WGMMA_REGISTERS_24(c), WGMMA_FOUR(c, 12)
-#define WGMMA_REGISTERS_40(c) WGMMA_REGISTERS_32(c), WGMMA_FOUR(c, 16)
-#define WGMMA_REGISTERS_48(c) WGMMA_REGISTERS_40(c), WGMMA_FOUR(c, 20)
-#define WGMMA_REGISTERS_56(c) WGMMA_REGISTERS_48(c), WGMMA_FOUR(c, 24)
-#define WGMMA_REGISTERS_64(c) WGMMA_REGISTERS_56(c), WGMMA_FOUR(c, 28)
-#define WGMMA_REGISTERS_72(c) WGMMA_REGISTERS_64(c), WGMMA_FOUR(c, 32)
-#define WGMMA_REGISTERS_80(c) WGMMA_REGISTERS_72(c), WGMMA_FOUR(c, 36)
-#define WGMMA_REGISTERS_88(c) WGMMA_REGISTERS_80(c), WGMMA_FOUR(c, 40)
-#define WGMMA_REGISTERS_96(c) WGMMA_REGISTERS_88(c), WGMMA_FOUR(c, 44)
-#define WGMMA_REGISTERS_104(c) WGMMA_REGISTERS_96(c), WGMMA_FOUR(c, 48)
-#define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
-#define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
-#define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
-#define WGMMA_REGISTERS_136(c) WGMMA_REGISTERS_128(c), WGMMA_FOUR(c, 64)
-#define WGMMA_REGISTERS_144(c) WGMMA_REGISTERS_136(c), WGMMA_FOUR(c, 68)
-#define WGMMA_REGISTERS_152(c) WGMMA_REGISTERS_144(c), WGMMA_FOUR(c, 72)
-#define WGMMA_REGISTERS_160(c) WGMMA_REGISTERS_152(c), WGMMA_FOUR(c, 76)
-#define WGMMA_REGISTERS_168(c) WGMMA_REGISTERS_160(c), WGMMA_FOUR(c, 80)
-#define WGMMA_REGISTERS_176(c) WGMMA_REGISTERS_168(c), WGMMA_FOUR(c, 84)
-#define WGMMA_REGISTERS_184(c) WGMMA_REGISTERS_176(c), WGMMA_FOUR(c, 88)
-#define WGMMA_REGISTERS_192(c) WGMMA_REGISTERS_184(c), WGMMA_FOUR(c, 92)
-#define WGMMA_REGISTERS_200(c) WGMMA_REGISTERS_192(c), WGMMA_FOUR(c, 96)
-#define WGMMA_REGISTERS_208(c) WGMMA_REGISTERS_200(c), WGMMA_FOUR(c, 100)
-#define WGMMA_REGISTERS_216(c) WGMMA_REGISTERS_208(c), WGMMA_FOUR(c, 104)
-#define WGMMA_REGISTERS_224(c) WGMMA_REGISTERS_216(c), WGMMA_FOUR(c, 108)
-#define WGMMA_REGISTERS_232(c) WGMMA_REGISTERS_224(c), WGMMA_FOUR(c, 112)
-#define WGMMA_REGISTERS_240(c) WGMMA_REGISTERS_232(c), WGMMA_FOUR(c, 116)
-#define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
-#define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
+// The accumulators as operands with the constraint c.
+#define WGMMA_FLOATS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_FLOATS_16(c, i) \
+  WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
+#define WGMMA_FLOATS_64(c, i) \
+  WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
+#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
+#define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
+#define WGMMA_REGISTERS_256(c) WGMMA_FLOATS_64(c, 0), WGMMA_FLOATS_64(c, 64)
 
-#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
-#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
-#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
-#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
-#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
-#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
-#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
-#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
-#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
-#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
-#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
-#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
-#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
-#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
-#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
-#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
-#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
-#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
-#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
-#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
-#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
-#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
-#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
-#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
-#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
-#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
-#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
-#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
-#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
-#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
-#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
-#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
-#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
-#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
-#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
-#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
-#define WGMMA_FROM_296 148, 149, 150, 151
+// The numbers of the operands after the accumulators.
+#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
+#define WGMMA_FROM_64 \
+  32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
+#define WGMMA_FROM_256                                                                                     \
+  128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147, 148, \
+      149, 150
 
-#define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
-  " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
+// One product, and what goes before the first of some: p says whether it adds to the accumulators.
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_LEFT_REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_FORM "C"(WgmmaType<T>::name), "C"(WgmmaTail<sizeof(T) == 2, majors...>::text)
 
-#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                      \
-  template <class Type, class Tail>                                                       \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], u64 a, u64 b, i32 accumulate) { \
-    asm volatile(WGMMA_TEXT(n, "%" #i0, i1, i2, i3, i4)                                   \
-                 : WGMMA_REGISTERS_##n(c)                                                 \
-                 : "l"(a), "l"(b), "r"(accumulate), "C"(Type::name), "C"(Tail::text));    \
+#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                                         \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i2) WGMMA_PRODUCT(n, "%" #i0, i1, i3, i4) "}"                                   \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a.bits()), "l"(b.bits()), "r"(add), WGMMA_FORM);                                      \
   }
-
-#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
-  template <class Type, class Tail>                                                                      \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], u64 b, i32 accumulate) {     \
-    asm volatile(WGMMA_TEXT(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, i6, i7)               \
-                 : WGMMA_REGISTERS_##n(c)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(Type::name), \
-                   "C"(Tail::text));                                                                     \
+#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                           \
+  template <class T, Major... majors>                                                                      \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i5) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i4, i6, i7) "}"              \
+                 : WGMMA_REGISTERS_##n(c)                                                                  \
+                 : WGMMA_LEFT_REGISTERS(a), "l"(b.bits()), "r"(add), WGMMA_FORM);                          \
   }
-
 #define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
   template <>                                                  \
   struct Wgmma<n> {                                            \
@@ -616,23 +472,15 @@ WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
-                                                                            accumulate);
+  Wgmma<n>::template add_ss<T, a_major, b_major>(d, a, b, accumulate);
 }
 
 // The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
 // of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
+  Wgmma<n>::template add_rs<T, b_major>(d, a, b, accumulate);
 }
-
-// ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
-// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
-// define WGMMA_SHAPES.
-
-#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 }  // namespace flashgen
 #endif
@@ -699,7 +547,7 @@ template <i32 n>
 using Strip = float[n / 2];
 
 template <i32 count>
-FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
@@ -792,6 +640,10 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
+//
+// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
+// section the turn varies slowest.
 
 // A tile's turn among those of its head, and the head, counted over all sequences.
 struct SectionTile {
@@ -799,24 +651,26 @@ struct SectionTile {
   i32 head;
 };
 
-// Tile `number` of `tiles`. Sections of `section_heads` heads follow one another; within a section the turn
-// varies slowest. A partial section comes first: at the end its few long tiles would leave most blocks
-// without work.
+// Tile `number` of `tiles`.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
-  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
   const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
-  if (rest < 0) return {number / partial, number % partial};
-  const i32 section = rest / (section_heads * tiles_of_head);
-  const i32 in_section = rest - section * (section_heads * tiles_of_head);
-  return {in_section / section_heads, partial + section * section_heads + in_section % section_heads};
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = section_heads;
+    first_head = partial + rest / (section * tiles_of_head) * section;
+    number = rest % (section * tiles_of_head);
+  }
+  return {number / section, first_head + number % section};
 }
 
-// Two counters, of tiles drawn and of blocks that have drawn their last one. The last block resets both.
-FLASHGEN_DEVICE void leave_counters(u32* counters) {
-  if (atomic_add_release(counters + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(counters, 0u);
-    store_release(counters + 1, 0u);
+// p.counter is two counters: of tiles drawn, and of blocks that have drawn their last one. The last block
+// resets both for the next launch.
+FLASHGEN_DEVICE void leave_counters(const auto& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
   }
 }
 
@@ -852,6 +706,11 @@ struct alignas(16) DenseKeyTile {
   template <class Params>
   FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
     return head * p.group + member;
+  }
+  // The first head of queries of the group, counted over all sequences.
+  template <class Params>
+  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
+    return sequence * p.heads_q + head * p.group;
   }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
@@ -908,7 +767,7 @@ struct KeyTileScheduler {
   }
 
   // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const { leave_counters(p.counter); }
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // ---- flashgen/sm90/backward_scores.cuh
@@ -1113,7 +972,7 @@ FLASHGEN_DEVICE void preset_columns(float (&strip)[count], const float* columns,
 }
 template <i32 count>
 FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
-  clear(strip);
+  clear_strip(strip);
   wgmma_pin(strip);
 }
 
@@ -1126,6 +985,20 @@ FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const f
   for (i32 i = kChunkElements / 2 * chunk; i < kChunkElements / 2 * (chunk + 1); ++i)
     ds[i / 4][i % 4] =
         multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), factors[i / 4][i % 4]);
+}
+
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
+// NaN in a product reaches every row of a warp's tile.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
 // ---- flashgen/sm90/failed_tiles.cuh
@@ -1142,62 +1015,34 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile
     atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
-template <i32 count>
-FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i)
-    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
-  return zero[0] + zero[1];
-}
-
 // ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring: the number of slots passed so far.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
 template <i32 slots>
-struct RingPlace {
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
 struct Ring {
-  using Where = RingPlace<slots>;
+  using State = RingState<slots>;
 
   // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
 
   // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
@@ -1208,10 +1053,10 @@ struct Ring {
     }
   }
   // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
   // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
@@ -1321,8 +1166,8 @@ struct KeyTileShared {
 
   FLASHGEN_DEVICE KTile k() const { return {start + Smem::kK}; }
   FLASHGEN_DEVICE VTile v() const { return {start + Smem::kV}; }
-  FLASHGEN_DEVICE QTile q(typename QRing::Where at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-  FLASHGEN_DEVICE DOTile dout(typename DORing::Where at) const {
+  FLASHGEN_DEVICE QTile q(typename QRing::State at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE DOTile dout(typename DORing::State at) const {
     return DOTile{start + Smem::kDo}.slot(at.slot());
   }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
@@ -1331,23 +1176,23 @@ struct KeyTileShared {
   FLASHGEN_DEVICE DORing do_ring() const { return {start + Smem::kDoBarriers}; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Of a block of queries, -L in units of S and -D. They come with Q and with dO.
-  FLASHGEN_DEVICE float* lse(typename QRing::Where at) const {
+  FLASHGEN_DEVICE float* lse(typename QRing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kLse + at.slot() * statistics_bytes);
   }
-  FLASHGEN_DEVICE float* dsum(typename DORing::Where at) const {
+  FLASHGEN_DEVICE float* dsum(typename DORing::State at) const {
     return reinterpret_cast<float*>(base + Smem::kDsum + at.slot() * statistics_bytes);
   }
   // What the slots of tile_ring and, if the producer sends messages, of q_ring hold.
-  FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+  FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
-  FLASHGEN_DEVICE Message& message(typename QRing::Where at) const
+  FLASHGEN_DEVICE Message& message(typename QRing::State at) const
     requires Queries::sends_messages
   {
     return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
   }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
-  FLASHGEN_DEVICE Message read_message(typename QRing::Where at, Thread thread) const {
+  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
     if constexpr (Queries::sends_messages) {
       Message read = {};
       if (thread.lane == 0) read = message(at);
@@ -1369,10 +1214,10 @@ struct KeyTileProducer {
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::KRing::Where kv_at;
-  typename Shared::QRing::Where q_at;
-  typename Shared::DORing::Where do_at;
-  typename Shared::TileRing::Where tile_at;
+  typename Shared::KRing::State kv_at;
+  typename Shared::QRing::State q_at;
+  typename Shared::DORing::State do_at;
+  typename Shared::TileRing::State tile_at;
 
   // Line 6: load K_j, V_j.
   FLASHGEN_DEVICE void load_keys(const Tile& tile) {
@@ -1436,6 +1281,9 @@ struct KeyTileProducer {
       if (goes_on) {
         bool is_first = true;
         Queries::for_each(p, tile, thread, announce, [&](QueryStep step, const auto& message_of) {
+          // The other lanes have nothing to wait for. Alone they would run through all steps first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
           load_queries(tile, step, message_of());
           // The first queries may be loaded while the previous tile still uses its keys.
           if (is_first) load_keys(tile);
@@ -1487,7 +1335,7 @@ struct BackwardKeysMainloop {
   static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
   using Factors = Rounded<cfg.tile_q>;
   using PRing = Ring<cfg.p_stages>;
-  using PAt = typename PRing::Where;
+  using PAt = typename PRing::State;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
   // Of a warpgroup.
   static constexpr u32 warps = 4;
@@ -1534,7 +1382,7 @@ struct BackwardKeysMainloop {
 
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
     FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared,
-                                            typename QRing::Where at, Thread thread) {
+                                            typename QRing::State at, Thread thread) {
       if constexpr (Score::presets_lse) {
         preset_columns(scores, shared.lse(at), thread);
       } else {
@@ -1545,7 +1393,7 @@ struct BackwardKeysMainloop {
     // Line 11: P_ij = exp(S_ij - L_i).
     FLASHGEN_DEVICE static void finish_pairs(Factors& probabilities, Strip<cfg.tile_q>& scores,
                                              const Params& p, const Shared& shared, const Tile& tile,
-                                             Step step, typename QRing::Where at, PAt p_at, Thread thread) {
+                                             Step step, typename QRing::State at, PAt p_at, Thread thread) {
       const i32 first_q = step.queries.block * cfg.tile_q,
                 first_key = tile.first_key + thread.warp % 4 * kWarpRows;
       const auto pairs = Score::template load<cfg.tile_q>(p, tile, step.queries, first_q, first_key, thread);
@@ -1577,7 +1425,7 @@ struct BackwardKeysMainloop {
     }
     // Line 12: dV_j += P_ij^T dO_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dv, const Factors& p, const Shared& shared,
-                                          typename DORing::Where at) {
+                                          typename DORing::State at) {
       issue_output(dv, p, shared.dout(at));
     }
     FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
@@ -1596,13 +1444,13 @@ struct BackwardKeysMainloop {
 
     // Line 13: dP_ij = dO_i V_j^T - D_i.
     FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& dp, const Shared& shared,
-                                            typename DORing::Where at, Thread thread) {
+                                            typename DORing::State at, Thread thread) {
       preset_columns(dp, shared.dsum(at), thread);
       issue_over_columns(dp, shared.v(), shared.dout(at));
     }
     // Line 14: dS_ij = P_ij (dP_ij - D_i).
     FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
-                                             const Shared& shared, const Tile&, Step, typename DORing::Where,
+                                             const Shared& shared, const Tile&, Step, typename DORing::State,
                                              PAt p_at, Thread thread) {
       shared.p_ring().wait_full(p_at);
       Factors factors;
@@ -1618,7 +1466,7 @@ struct BackwardKeysMainloop {
     }
     // Line 16: dK_j += dS_ij^T Q_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dk, const Factors& ds, const Shared& shared,
-                                          typename QRing::Where at) {
+                                          typename QRing::State at) {
       issue_output(dk, ds, shared.q(at));
     }
     FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
@@ -1634,13 +1482,13 @@ struct BackwardKeysMainloop {
     const Params& p;
     Shared shared;
     Thread thread;
-    Ring<1>::Where kept_at;
-    typename Role::FirstRing::Where first_at;
-    typename Role::SecondRing::Where second_at;
+    Ring<1>::State kept_at;
+    typename Role::FirstRing::State first_at;
+    typename Role::SecondRing::State second_at;
     // The next message. It comes with Q, which is the second operand of one consumer.
-    typename QRing::Where message_at;
+    typename QRing::State message_at;
     PAt p_at;
-    typename Shared::TileRing::Where tile_at;
+    typename Shared::TileRing::State tile_at;
     Queries queries;
     Strip<Role::columns> sum;
     // The left operand of the sum.
@@ -1653,7 +1501,7 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE void take_pairs(Strip<cfg.tile_q>& pairs, const Tile& tile) {
       wgmma_pin(pairs);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const QueryStep taken = queries.take([&] {
         if constexpr (Queries::sends_messages) shared.q_ring().wait_full(message_at);
         return shared.read_message(message_at, thread);
@@ -1716,7 +1564,7 @@ struct BackwardKeysMainloop {
     }
     // Line 18: write dK_j, dV_j to global memory.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
       const float scale[2] = {Role::scale(p), Role::scale(p)};
@@ -1735,7 +1583,7 @@ struct BackwardKeysMainloop {
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the producer does not need go to the consumers.
-    const Thread thread = Thread::current().again();
+    const Thread thread = Thread::current().recomputed();
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       if (thread.warp < 8) {

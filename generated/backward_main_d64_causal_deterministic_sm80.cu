@@ -7,31 +7,19 @@
 // plan     tile_q 128, tile_kv 64, stages 1, warps 4, 128 threads
 // grid     one block for every 64 key rows of every key/value head and batch entry
 // smem     82944 bytes
-//            k         0 to  8192  K_j, and dK_j at the end
-//            v      8192 to 16384  V_j, and dV_j at the end
-//            q     16384 to 32768  Q_i
-//            do    32768 to 49152  dO_i
-//            p     49152 to 65536  P_ij
-//            ds    65536 to 81920  dS_ij
-//            lse   81920 to 82432  L_i
-//            dsum  82432 to 82944  D_i
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
-// contents   39  Integer and 16-bit element types, without any CUDA header.
-//            60  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            93  Moving data.
-//           117  Scalar arithmetic, one instruction each.
-//           140  Warp-wide matrix instructions.
-//           191  Element types.
-//           247  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           316  Operands of warp-level matrix products.
-//           406  Warp-level matrix products.
-//           479  Banded masks.
-//           551  Walking over the tiles that a mask does not rule out.
-//           588  Streaming tiles between global and shared memory.
-//           737  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           816  What the backward kernels are made of.
-//           943  The kernel: its configuration, parameters and text.
+// contents   27  Instructions, one per function: types, device, copy, math, matrix.
+//           177  Element types.
+//           239  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           306  Operands of warp-level matrix products.
+//           396  Warp-level matrix products.
+//           465  Banded masks.
+//           537  Walking over the tiles that a mask does not rule out.
+//           574  Streaming tiles between global and shared memory.
+//           723  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           802  What the backward kernels are made of.
+//           929  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -123,13 +111,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -195,6 +181,8 @@ namespace flashgen {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -208,13 +196,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -246,8 +238,6 @@ struct alignas(4) Pair {
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -405,10 +395,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -1094,7 +1080,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
-    const Thread here = thread.again();
+    const Thread here = thread.recomputed();
     const Step step = ahead.step();
     const i32 first_q = step.tile * kConfig.tile_q;
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
@@ -1126,7 +1112,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
 
-    const Thread there = here.again();
+    const Thread there = here.recomputed();
     // Line 12: dV_j += P_ij^T dO_i.
     multiply<element_t, kConfig.turing, kConfig.tile_q / Shape::depth>(
         dv, LeftColumns(p_tile, Shape::DVShare::row(there.warp), there),

@@ -7,34 +7,23 @@
 // plan     tile_q 64, tile_kv 64, stages 1, warps 4, 128 threads
 // grid     one block for every 64 key rows of every key/value head and batch entry
 // smem     49664 bytes
-//            k         0 to  8192  K_j, and dK_j at the end
-//            v      8192 to 16384  V_j, and dV_j at the end
-//            q     16384 to 24576  Q_i
-//            do    24576 to 32768  dO_i
-//            p     32768 to 40960  P_ij
-//            ds    40960 to 49152  dS_ij
-//            lse   49152 to 49408  L_i
-//            dsum  49408 to 49664  D_i
 // because  32 x 32 scores per warp leave registers for the dropout mask
 //
-// contents   42  Integer and 16-bit element types, without any CUDA header.
-//            64  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            99  Moving data.
-//           139  Scalar arithmetic, one instruction each.
-//           162  Warp-wide matrix instructions.
-//           213  Element types.
-//           276  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           345  Operands of warp-level matrix products.
-//           435  Warp-level matrix products.
-//           508  Banded masks.
-//           581  Walking over the tiles that a mask does not rule out.
-//           618  Streaming tiles between global and shared memory.
-//           767  Keeping NaN and infinity where they belong.
-//           801  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           880  What the backward kernels are made of.
-//          1049  Philox 4x32-10.
-//          1080  Dropout.
-//          1205  The kernel: its configuration, parameters and text.
+// contents   31  Instructions, one per function: types, device, copy, math, matrix.
+//           200  Element types.
+//           269  Finding NaN and infinity.
+//           286  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           353  Operands of warp-level matrix products.
+//           443  Warp-level matrix products.
+//           512  Banded masks.
+//           585  Walking over the tiles that a mask does not rule out.
+//           622  Streaming tiles between global and shared memory.
+//           771  Keeping NaN and infinity where they belong.
+//           791  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           870  What the backward kernels are made of.
+//          1039  Philox 4x32-10.
+//          1070  Dropout.
+//          1195  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -145,13 +134,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -217,6 +204,8 @@ namespace flashgen {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -230,13 +219,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -273,10 +266,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -434,10 +442,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -770,20 +774,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
 
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
@@ -1365,7 +1355,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
   const bool has_non_finite_keys = holds_non_finite<Shape::threads>(k_tile, thread);
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
-    const Thread here = thread.again();
+    const Thread here = thread.recomputed();
     const Step step = ahead.step();
     const i32 first_q = step.tile * kConfig.tile_q;
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
@@ -1402,7 +1392,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
 
-    const Thread there = here.again();
+    const Thread there = here.recomputed();
     // Line 12: dV_j += P_ij^T dO_i.
     multiply<element_t, kConfig.turing, kConfig.tile_q / Shape::depth>(
         dv, LeftColumns(p_tile, Shape::DVShare::row(there.warp), there),

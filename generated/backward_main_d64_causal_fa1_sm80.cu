@@ -7,30 +7,19 @@
 // plan     tile_q 128, tile_kv 64, stages 1, warps 8, 256 threads
 // grid     one block for every key/value head and batch entry
 // smem     82944 bytes
-//            k         0 to  8192  K_j, and dK_j at the end
-//            v      8192 to 16384  V_j, and dV_j at the end
-//            q     16384 to 32768  Q_i
-//            do    32768 to 49152  dO_i
-//            p     49152 to 65536  P_ij
-//            ds    65536 to 81920  dS_ij
-//            lse   81920 to 82432  L_i
-//            dsum  82432 to 82944  D_i
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
-// contents   38  Integer and 16-bit element types, without any CUDA header.
-//            60  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            95  Moving data.
-//           135  Scalar arithmetic, one instruction each.
-//           158  Warp-wide matrix instructions.
-//           209  Element types.
-//           272  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           340  Operands of warp-level matrix products.
-//           430  Warp-level matrix products.
-//           503  Banded masks.
-//           565  Streaming tiles between global and shared memory.
-//           714  Keeping NaN and infinity where they belong.
-//           748  What the backward kernels are made of.
-//           919  The kernel: its configuration, parameters and text.
+// contents   27  Instructions, one per function: types, device, copy, math, matrix.
+//           196  Element types.
+//           265  Finding NaN and infinity.
+//           282  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           348  Operands of warp-level matrix products.
+//           438  Warp-level matrix products.
+//           507  Banded masks.
+//           569  Streaming tiles between global and shared memory.
+//           718  Keeping NaN and infinity where they belong.
+//           738  What the backward kernels are made of.
+//           909  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -141,13 +130,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -213,6 +200,8 @@ namespace flashgen {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -226,13 +215,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -269,10 +262,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -429,10 +437,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -717,20 +721,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
 
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
@@ -1036,7 +1026,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT
       for (i32 i = queries.begin; i < queries.end; ++i) {
         const i32 first_q = i * kConfig.tile_q;
 
-        const Thread here = thread.again();
+        const Thread here = thread.recomputed();
         // Line 10: load Q_i, dO_i, L_i, D_i.
         block_sync();
         const i64 rows = (static_cast<i64>(place.sequence) * p.heads_q + head) * p.len_q;
@@ -1081,7 +1071,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT
         store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
         block_sync();
 
-        const Thread there = here.again();
+        const Thread there = here.recomputed();
         // Line 16: dV_j += P_ij^T dO_i.
         multiply<element_t, kConfig.turing, kConfig.tile_q / Shape::depth>(
             dv, LeftColumns(p_tile, Shape::DVShare::row(there.warp), there),

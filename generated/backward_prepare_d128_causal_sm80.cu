@@ -6,13 +6,10 @@
 // plan     tile_q 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 //
-// contents  20  Integer and 16-bit element types, without any CUDA header.
-//           40  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           58  Scalar arithmetic, one instruction each.
-//           69  Element types.
-//           97  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          102  Streaming tiles between global and shared memory.
-//          116  The kernel: its configuration, parameters and text.
+// contents  17  Instructions, one per function: types, device, math.
+//           66  Element types.
+//           96  Streaming tiles between global and shared memory.
+//          110  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -72,6 +69,8 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
 namespace flashgen {
 
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
@@ -93,11 +92,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.

@@ -6,13 +6,10 @@
 // plan     tile_q 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 //
-// contents  20  Integer and 16-bit element types, without any CUDA header.
-//           40  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           59  Scalar arithmetic, one instruction each.
-//           70  Element types.
-//           99  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          104  Streaming tiles between global and shared memory.
-//          118  The kernel: its configuration, parameters and text.
+// contents  17  Instructions, one per function: types, device, math.
+//           67  Element types.
+//           98  Streaming tiles between global and shared memory.
+//          112  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -74,6 +71,8 @@ namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
@@ -95,11 +94,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.

@@ -8,48 +8,29 @@
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     231072 bytes
-//            q                   0 to  65536  Q_i
-//            do              65536 to 131072  dO_i
-//            k              131072 to 196608  K_j, 2 slots
-//            v              196608 to 229376  V_j, 1 slots
-//            stats          229376 to 230400  of each consumer -L_i in units of S, and -D_i
-//            q_barriers     230400 to 230416  full and empty barriers of each slot
-//            do_barriers    230528 to 230544
-//            k_barriers     230656 to 230688
-//            v_barriers     230784 to 230800
-//            tile_barriers  230912 to 230944
-//            tiles          231040 to 231072  the next tiles of queries
+// smem     231104 bytes
 // because  the widest tile of keys with two slots
 //
-// contents   60  Integer and 16-bit element types, without any CUDA header.
-//            82  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           124  Scalar arithmetic, one instruction each.
-//           149  Element types.
-//           183  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           233  Tensor maps, which describe tensors to bulk copies of boxes.
-//           242  Bulk copies.
-//           290  Communication between blocks and between grids.
-//           346  Reallocation of registers among warpgroups (sm_90a).
-//           361  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           396  Matrix products of a warpgroup (sm_90a).
-//           616  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           625  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           691  Warp-level matrix products.
-//           710  Tiles as TMA writes them and wgmma reads them.
-//           821  Banded masks.
-//           988  Where a tile of keys lies, and the queries that attend to it.
-//           998  Probabilities P of transposed scores, and the factor of dS.
-//          1027  Streaming tiles between global and shared memory.
-//          1040  Writing a warpgroup's results to shared and global memory.
-//          1093  What the backward mainloops do with fragments.
-//          1111  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1137  The sizes of a forward kernel for Hopper.
-//          1166  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1229  A tile of queries, as the producer announces it to the consumers.
-//          1283  Which tile of queries a persistent block computes next.
-//          1387  The backward pass on Hopper, for heads wider than 128.
-//          1750  The kernel: its configuration, parameters and text.
+// contents   41  Instructions, one per function: types, device, math.
+//           125  Element types.
+//           163  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           498  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           547  Tiles as TMA writes them and wgmma reads them.
+//           658  Banded masks.
+//           732  The order in which persistent blocks draw tiles.
+//           768  Where a tile of keys lies, and the queries that attend to it.
+//           778  Probabilities P of transposed scores, and the factor of dS.
+//           807  Streaming tiles between global and shared memory.
+//           820  Writing a warpgroup's results to shared and global memory.
+//           873  What the backward mainloops do with fragments.
+//           891  Finding NaN and infinity.
+//           905  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           920  The sizes of a forward kernel for Hopper.
+//           943  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1008  A tile of queries, as the producer announces it to the consumers.
+//          1047  Which tile of queries a persistent block computes next.
+//          1080  The backward pass on Hopper, for heads wider than 128.
+//          1444  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -95,9 +76,6 @@ FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -130,13 +108,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -165,13 +141,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
@@ -186,8 +166,7 @@ constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
-// warps.
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
 // bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
@@ -195,16 +174,13 @@ namespace flashgen {
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 // Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -217,7 +193,6 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {}
 }
@@ -241,13 +216,12 @@ struct alignas(64) TensorMap {
 
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
-// bulk copy reads must call fence_proxy_async afterwards.
+// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
+// bulk copy reads, call fence_proxy_async.
 
-// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
-// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
-// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
-// so it writes beyond the end of rows of any other length.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
+// multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
+// hardware clips it at a multiple of 16 bytes, so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -257,26 +231,18 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
-// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
-// offset of each block counts its bytes.
-
-// Stores and reductions do not write outside of the tensor.
-
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes. Sizes and addresses are multiples of 16.
-
+// Runs of bytes. Sizes and addresses are multiples of 16.
 FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -285,37 +251,30 @@ FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u
       : "memory");
 }
 
-// ---- Groups of stores and reductions
-
 // ---- flashgen/ptx/grid.cuh
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
   asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
   asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
-
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -326,19 +285,15 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
-// earlier.
+// Waits until the grids before this one are complete and their writes are visible.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
-// ones.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, also later ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -352,7 +307,6 @@ template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
-
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
@@ -394,20 +348,17 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
-// multiple of 4.
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of 4.
 //
-// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
-// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
-// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
-// / 4 + 8h, column 8j + 2 (t % 4) + c.
+// Products are asynchronous. Do not touch operands and accumulators until a wait completes the group in which
+// they were committed. The left operand has 64 rows, the right one `n` columns, and one product sums over 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
 
 // Orders accesses of registers before later products that use them. It is needed before the first product,
 // and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
@@ -450,8 +401,6 @@ struct WgmmaTail<true, a, b> {
   static constexpr char text[] = {
       ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
 };
-template <class T, Major... majors>
-using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
 // An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
 // after the accumulators have the numbers from n / 2 on.
@@ -460,132 +409,64 @@ struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
 };
 
+// The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
+#define WGMMA_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_NAMES_8 "%0, %1, %2, %3"
-#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
-#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
-#define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
-#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
-#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %20, %21, %22, %23"
-#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
-#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %28, %29, %30, %31"
-#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %32, %33, %34, %35"
-#define WGMMA_NAMES_80 WGMMA_NAMES_72 ", %36, %37, %38, %39"
-#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %40, %41, %42, %43"
-#define WGMMA_NAMES_96 WGMMA_NAMES_88 ", %44, %45, %46, %47"
-#define WGMMA_NAMES_104 WGMMA_NAMES_96 ", %48, %49, %50, %51"
-#define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
-#define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
-#define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
-#define WGMMA_NAMES_136 WGMMA_NAMES_128 ", %64, %65, %66, %67"
-#define WGMMA_NAMES_144 WGMMA_NAMES_136 ", %68, %69, %70, %71"
-#define WGMMA_NAMES_152 WGMMA_NAMES_144 ", %72, %73, %74, %75"
-#define WGMMA_NAMES_160 WGMMA_NAMES_152 ", %76, %77, %78, %79"
-#define WGMMA_NAMES_168 WGMMA_NAMES_160 ", %80, %81, %82, %83"
-#define WGMMA_NAMES_176 WGMMA_NAMES_168 ", %84, %85, %86, %87"
-#define WGMMA_NAMES_184 WGMMA_NAMES_176 ", %88, %89, %90, %91"
-#define WGMMA_NAMES_192 WGMMA_NAMES_184 ", %92, %93, %94, %95"
-#define WGMMA_NAMES_200 WGMMA_NAMES_192 ", %96, %97, %98, %99"
-#define WGMMA_NAMES_208 WGMMA_NAMES_200 ", %100, %101, %102, %103"
-#define WGMMA_NAMES_216 WGMMA_NAMES_208 ", %104, %105, %106, %107"
-#define WGMMA_NAMES_224 WGMMA_NAMES_216 ", %108, %109, %110, %111"
-#define WGMMA_NAMES_232 WGMMA_NAMES_224 ", %112, %113, %114, %115"
-#define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
-#define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
-#define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
+#define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
+#define WGMMA_NAMES_80 \
+  WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_160                         \
+  WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) \
+      WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_240                          \
+  WGMMA_NAMES_160 ", " WGMMA_TEN(8) WGMMA_TEN(9) \
+      WGMMA_TEN(10) "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_NAMES_256 \
+  WGMMA_NAMES_240       \
+  ", "                  \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
 
-#define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
-#define WGMMA_REGISTERS_16(c) WGMMA_REGISTERS_8(c), WGMMA_FOUR(c, 4)
-#define WGMMA_REGISTERS_24(c) WGMMA_REGISTERS_16(c), WGMMA_FOUR(c, 8)
-#define WGMMA_REGISTERS_32(c) WGMMA_REGISTERS_24(c), WGMMA_FOUR(c, 12)
-#define WGMMA_REGISTERS_40(c) WGMMA_REGISTERS_32(c), WGMMA_FOUR(c, 16)
-#define WGMMA_REGISTERS_48(c) WGMMA_REGISTERS_40(c), WGMMA_FOUR(c, 20)
-#define WGMMA_REGISTERS_56(c) WGMMA_REGISTERS_48(c), WGMMA_FOUR(c, 24)
-#define WGMMA_REGISTERS_64(c) WGMMA_REGISTERS_56(c), WGMMA_FOUR(c, 28)
-#define WGMMA_REGISTERS_72(c) WGMMA_REGISTERS_64(c), WGMMA_FOUR(c, 32)
-#define WGMMA_REGISTERS_80(c) WGMMA_REGISTERS_72(c), WGMMA_FOUR(c, 36)
-#define WGMMA_REGISTERS_88(c) WGMMA_REGISTERS_80(c), WGMMA_FOUR(c, 40)
-#define WGMMA_REGISTERS_96(c) WGMMA_REGISTERS_88(c), WGMMA_FOUR(c, 44)
-#define WGMMA_REGISTERS_104(c) WGMMA_REGISTERS_96(c), WGMMA_FOUR(c, 48)
-#define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
-#define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
-#define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
-#define WGMMA_REGISTERS_136(c) WGMMA_REGISTERS_128(c), WGMMA_FOUR(c, 64)
-#define WGMMA_REGISTERS_144(c) WGMMA_REGISTERS_136(c), WGMMA_FOUR(c, 68)
-#define WGMMA_REGISTERS_152(c) WGMMA_REGISTERS_144(c), WGMMA_FOUR(c, 72)
-#define WGMMA_REGISTERS_160(c) WGMMA_REGISTERS_152(c), WGMMA_FOUR(c, 76)
-#define WGMMA_REGISTERS_168(c) WGMMA_REGISTERS_160(c), WGMMA_FOUR(c, 80)
-#define WGMMA_REGISTERS_176(c) WGMMA_REGISTERS_168(c), WGMMA_FOUR(c, 84)
-#define WGMMA_REGISTERS_184(c) WGMMA_REGISTERS_176(c), WGMMA_FOUR(c, 88)
-#define WGMMA_REGISTERS_192(c) WGMMA_REGISTERS_184(c), WGMMA_FOUR(c, 92)
-#define WGMMA_REGISTERS_200(c) WGMMA_REGISTERS_192(c), WGMMA_FOUR(c, 96)
-#define WGMMA_REGISTERS_208(c) WGMMA_REGISTERS_200(c), WGMMA_FOUR(c, 100)
-#define WGMMA_REGISTERS_216(c) WGMMA_REGISTERS_208(c), WGMMA_FOUR(c, 104)
-#define WGMMA_REGISTERS_224(c) WGMMA_REGISTERS_216(c), WGMMA_FOUR(c, 108)
-#define WGMMA_REGISTERS_232(c) WGMMA_REGISTERS_224(c), WGMMA_FOUR(c, 112)
-#define WGMMA_REGISTERS_240(c) WGMMA_REGISTERS_232(c), WGMMA_FOUR(c, 116)
-#define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
-#define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
+// The accumulators as operands with the constraint c.
+#define WGMMA_FLOATS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_FLOATS_16(c, i) \
+  WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
+#define WGMMA_FLOATS_64(c, i) \
+  WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
+#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
+#define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
+#define WGMMA_REGISTERS_256(c) WGMMA_FLOATS_64(c, 0), WGMMA_FLOATS_64(c, 64)
 
-#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
-#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
-#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
-#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
-#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
-#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
-#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
-#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
-#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
-#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
-#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
-#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
-#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
-#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
-#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
-#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
-#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
-#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
-#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
-#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
-#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
-#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
-#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
-#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
-#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
-#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
-#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
-#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
-#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
-#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
-#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
-#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
-#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
-#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
-#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
-#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
-#define WGMMA_FROM_296 148, 149, 150, 151
+// The numbers of the operands after the accumulators.
+#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
+#define WGMMA_FROM_64 \
+  32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
+#define WGMMA_FROM_256                                                                                     \
+  128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147, 148, \
+      149, 150
 
-#define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
-  " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
+// One product, and what goes before the first of some: p says whether it adds to the accumulators.
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_LEFT_REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_FORM "C"(WgmmaType<T>::name), "C"(WgmmaTail<sizeof(T) == 2, majors...>::text)
 
-#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                      \
-  template <class Type, class Tail>                                                       \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], u64 a, u64 b, i32 accumulate) { \
-    asm volatile(WGMMA_TEXT(n, "%" #i0, i1, i2, i3, i4)                                   \
-                 : WGMMA_REGISTERS_##n(c)                                                 \
-                 : "l"(a), "l"(b), "r"(accumulate), "C"(Type::name), "C"(Tail::text));    \
+#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                                         \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i2) WGMMA_PRODUCT(n, "%" #i0, i1, i3, i4) "}"                                   \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a.bits()), "l"(b.bits()), "r"(add), WGMMA_FORM);                                      \
   }
-
-#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
-  template <class Type, class Tail>                                                                      \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], u64 b, i32 accumulate) {     \
-    asm volatile(WGMMA_TEXT(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, i6, i7)               \
-                 : WGMMA_REGISTERS_##n(c)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(Type::name), \
-                   "C"(Tail::text));                                                                     \
+#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                           \
+  template <class T, Major... majors>                                                                      \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i5) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i4, i6, i7) "}"              \
+                 : WGMMA_REGISTERS_##n(c)                                                                  \
+                 : WGMMA_LEFT_REGISTERS(a), "l"(b.bits()), "r"(add), WGMMA_FORM);                          \
   }
-
 #define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
   template <>                                                  \
   struct Wgmma<n> {                                            \
@@ -602,23 +483,15 @@ WGMMA_SHAPES(WGMMA_SHAPE)
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
-                                                                            accumulate);
+  Wgmma<n>::template add_ss<T, a_major, b_major>(d, a, b, accumulate);
 }
 
 // The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
 // of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
+  Wgmma<n>::template add_rs<T, b_major>(d, a, b, accumulate);
 }
-
-// ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
-// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
-// define WGMMA_SHAPES.
-
-#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 }  // namespace flashgen
 #endif
@@ -628,47 +501,30 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 namespace flashgen {
 
-// A position in a ring: the number of slots passed so far.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
 template <i32 slots>
-struct RingPlace {
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
 struct Ring {
-  using Where = RingPlace<slots>;
+  using State = RingState<slots>;
 
   // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
 
   // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
@@ -679,33 +535,14 @@ struct Ring {
     }
   }
   // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
   // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
 };
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
 
 // ---- flashgen/panel.cuh
 // Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
@@ -780,7 +617,7 @@ FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
 }
 
 template <i32 count>
-FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
@@ -823,6 +660,7 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
 
 struct Range {
   i32 begin, end;
+  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
 // The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
@@ -850,11 +688,11 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool full = q_end <= len_q && k_end <= len_kv;
-    full &= k_end - 1 <= q_begin + upper;
-    return full;
+  // Tiles of keys that every query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    end = smaller(end, q_begin + upper + 1);
+    return {ceil_div(begin, tile), larger(end, 0) / tile};
   }
 };
 
@@ -873,8 +711,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
-// at once.
+// As mask_pairs(), for a warp's 16 rows. Rows beyond the last query may get any values. The assembler tests
+// seven bits at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -891,97 +729,39 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
-// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
-// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
-// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                    Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::has_rest) {
-#pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
-#pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
-#pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
+// ---- flashgen/sm90/sections.cuh
+// The order in which persistent blocks draw tiles.
+//
+// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
+// section the turn varies slowest.
+
+// A tile's turn among those of its head, and the head, counted over all sequences.
+struct SectionTile {
+  i32 turn;
+  i32 head;
+};
+
+// Tile `number` of `tiles`.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
+  const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = section_heads;
+    first_head = partial + rest / (section * tiles_of_head) * section;
+    number = rest % (section * tiles_of_head);
   }
+  return {number / section, first_head + number % section};
 }
 
-// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
-template <i32 column_blocks>
-FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
-// computed first.
-template <class Mask>
-constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-// As mask_pairs(), for a mask that is not a band.
-template <class Mask, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
-                               i32 first_q, i32 first_key, Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
-    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                             mask.query_at(first_q + thread.row() + 8)};
-    const i32 first_column = first_key + thread.column();
-    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_by_order = [&](i32 h) {
-      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
-    };
-    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
-#pragma unroll
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll
-      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_rest(queries[h], of_column)))
-            values[0][first + i / 2][2 * h + i % 2] = value;
-        }
-      }
-    }
-  } else {
-    u32 forbidden[2];
-    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-    put_where(values, value, forbidden);
+// p.counter is two counters: of tiles drawn, and of blocks that have drawn their last one. The last block
+// resets both for the next launch.
+FLASHGEN_DEVICE void leave_counters(const auto& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
   }
 }
 
@@ -1104,8 +884,22 @@ FLASHGEN_DEVICE void preset_rows(float (&strip)[count], const float (&rows)[2]) 
 }
 template <i32 count>
 FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
-  clear(strip);
+  clear_strip(strip);
   wgmma_pin(strip);
+}
+
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
+// NaN in a product reaches every row of a warp's tile.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
 // ---- flashgen/sm90/failed_tiles.cuh
@@ -1123,17 +917,6 @@ FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 t
   if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
-template <i32 count>
-FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i)
-    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
-  return zero[0] + zero[1];
-}
-
 // ---- flashgen/sm90/forward_config.cuh
 // The sizes of a forward kernel for Hopper. The plan chooses them.
 
@@ -1144,45 +927,40 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 q_stages;
-  i32 k_stages;
-  i32 v_stages;
+  i32 stages;  // of K and of V
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache.
+  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache: several if tiles
+  // differ in length.
   i32 section_heads;
-  bool longest_first;
   // Exponentials relative to a reference maximum that is set once, not to the running maximum.
   bool anchored;
-  // The exponentials of a step overlap the warpgroup's own P V. Otherwise they overlap other warpgroups'
-  // products.
-  bool overlaps_own_products;
-  // O has its own tile in shared memory and is stored by TMA.
-  bool stores_by_tma;
   bool has_lower;
   bool has_upper;
 };
 
 // ---- flashgen/sm90/key_blocks.cuh
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
+// mainloop.
 //
-//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
-//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
-//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
-//     no pair of the block is allowed; not all are
+// The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
+// in order. `left` is how many blocks follow, or 1 if that is not known.
+//
+// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
+// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
 
-// The blocks between the first and the last that some query of the tile may attend to. At least one, because
-// a tile without allowed pairs has results, too.
-template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
-FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
+// The blocks from the first to the last that some query of the tile may attend to. At least one, because a
+// tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
   if (end_q <= tile.first_q) return {0, 1};
   const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
   return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
 }
 
-// Of a band: every block of a range, from the last to the first. Producer and consumers compute it for
-// themselves.
+// A band visits every block of a range, from the last to the first. Producer and consumers each compute it.
 template <ForwardSm90Config cfg, class Mask>
 struct BandBlocks {
   static constexpr bool has_mask = Mask::is_bounded;
@@ -1192,38 +970,39 @@ struct BandBlocks {
   i32 block;
   i32 first_block;
 
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE static Range visited(const Params& p, const Tile& tile) {
+  FLASHGEN_DEVICE static Range visited(const auto& p, const auto& tile) {
     return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
   }
 
-  template <class Tile, class Params, class Visit>
-  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread, const Visit& visit) {
+  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread, const auto& visit) {
     const Range blocks = visited(p, tile);
 #pragma unroll 1
     for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
-      visit(block, block == blocks.begin, Message{});
+      visit(block, block - blocks.begin, Message{});
   }
 
-  template <class Tile, class Params, class Read>
-  FLASHGEN_DEVICE void begin(const Params& p, const Tile& tile, const Read&) {
+  FLASHGEN_DEVICE void begin(const auto& p, const auto& tile, const auto&) {
     const Range blocks = visited(p, tile);
     block = blocks.end - 1;
     first_block = blocks.begin;
   }
-  template <class Read>
-  FLASHGEN_DEVICE void advance(const Read&) {
-    --block;
-  }
+  FLASHGEN_DEVICE void advance(const auto&) { --block; }
 
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
-  // Rows beyond the last query are computed with the others, but never stored.
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE bool needs_mask(const Params& p, const Tile& tile, i32 consumer) const {
-    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
-    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
-                                                first_key, first_key + cfg.tile_kv);
+
+  // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
+  // beyond the last query are computed with the others, but never stored.
+  struct Own {
+    Range some, all;
+  };
+  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
+              end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
+    if (end_q <= first_q) return {};
+    const Mask mask = tile.template mask<Mask>(p);
+    return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
   }
+  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
 };
 
 // ---- flashgen/sm90/query_tile.cuh
@@ -1232,156 +1011,70 @@ struct BandBlocks {
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
-  // There is no further tile.
-  end,
-  // No further tile is known. One to repeat may follow once all results are checked.
-  pause,
+  end,    // there is no further tile
+  drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
   normal,
-  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
-  careful,
+  careful,  // computed again, or after such a tile
 };
 
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  i32 head;
+  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  i32 head, head_kv;
   i32 sequence;
   TileKind kind;
 
   // How many queries and keys the sequence has, and how many rows of results.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_q;
-  }
-  template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
+  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
+  template <class Mask>
+  FLASHGEN_DEVICE Mask mask(const auto& p) const {
     return Mask::of(p, sequence, head);
   }
 
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+  FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+    k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+    v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
 };
 
 // ---- flashgen/sm90/tile_scheduler.cuh
-// Which tile of queries a persistent block computes next.
+// Which tile of queries a persistent block computes next: the TileScheduler policy of the forward mainloop.
 //
-// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
-// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
+// The order is that of sections.cuh. Where tiles differ in length, the last tile of a head is the longest and
+// comes first.
 
-// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
-// tiles.
-struct HeadPlace {
-  i32 head;
-  i32 tile;
-};
-
-// Tile `number` of `heads` heads with `tiles` tiles each.
+// The first query of the tile whose turn it is.
 template <ForwardSm90Config cfg>
-FLASHGEN_DEVICE HeadPlace place_in_sections(i32 number, i32 heads, i32 tiles) {
-  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
-  const i32 partial = heads % cfg.section_heads, rest = number - partial * tiles;
-  i32 first_head = 0, section = partial;
-  if (rest >= 0) {
-    section = cfg.section_heads;
-    first_head = partial + rest / (section * tiles) * section;
-    number = rest % (section * tiles);
-  }
-  const i32 turn = number / section;
-  return {first_head + number % section, cfg.longest_first ? tiles - 1 - turn : turn};
+FLASHGEN_DEVICE i32 first_row(i32 turn, i32 tiles_of_head) {
+  // Sections of several heads mean that tiles differ in length.
+  return (cfg.section_heads > 1 ? tiles_of_head - 1 - turn : turn) * cfg.tile_q;
 }
-
-// Drawing numbers is the same for all kinds of tiles.
-template <class Params>
-struct TileCounter {
-  const Params& p;
-
-  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
-  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
-  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const {
-    if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-      store_release(p.counter, 0u);
-      store_release(p.counter + 1, 0u);
-    }
-  }
-};
-
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
-template <ForwardSm90Config cfg, class Params, class Tile>
-struct TileScheduler : TileCounter<Params> {
-  using Rows = typename Tile::Rows;
-
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
-
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
-  FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
-    const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, TileKind::end, {}}};
-  }
-};
 
 // All sequences have the same length.
 template <ForwardSm90Config cfg, class Params>
-struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
+struct DynamicScheduler {
+  const Params& p;
+
+  // The number of the block's first tile, and of each later one.
+  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
+  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
   // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
-    const Params& p = this->p;
-    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
-    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
-    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
+    if (number >= p.tiles) return {0, 0, 0, 0, TileKind::end};
+    const SectionTile place = section_tile<cfg.section_heads>(number, p.tiles, p.q_tiles);
+    const i32 first_q = first_row<cfg>(place.turn, p.q_tiles);
+    const i32 sequence = place.head / p.heads_q, head = place.head - sequence * p.heads_q;
+    return {first_q, head, head / p.group, sequence, TileKind::normal};
   }
+  // Each block calls this once, after its last draw.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // ---- flashgen/sm90/backward_query_mainloop.cuh
@@ -1409,7 +1102,6 @@ struct BackwardQueryConfig {
   i32 consumer_registers;
   // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
   i32 section_heads;
-  bool longest_first;
   bool has_lower;
   bool has_upper;
 };
@@ -1419,8 +1111,7 @@ template <BackwardQueryConfig cfg>
 constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .tile_kv = cfg.tile_kv,
                                            .consumers = cfg.consumers,
-                                           .section_heads = cfg.section_heads,
-                                           .longest_first = cfg.longest_first};
+                                           .section_heads = cfg.section_heads};
 
 // dO and the statistics of a tile of queries, and where its dQ goes.
 struct DenseGradientTile : DenseTile {
@@ -1470,10 +1161,10 @@ struct BackwardQueryMainloop {
 
     FLASHGEN_DEVICE QTile q() const { return {start + Smem::kQ}; }
     FLASHGEN_DEVICE DOTile dout() const { return {start + Smem::kDo}; }
-    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
+    FLASHGEN_DEVICE KTile k(typename KRing::State at) const {
       return KTile{start + Smem::kK}.slot(at.slot());
     }
-    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
+    FLASHGEN_DEVICE VTile v(typename VRing::State at) const {
       return VTile{start + Smem::kV}.slot(at.slot());
     }
     FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
@@ -1485,10 +1176,10 @@ struct BackwardQueryMainloop {
       return reinterpret_cast<float*>(base + Smem::kStats + consumer * statistics_bytes);
     }
     // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
-    FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+    FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
-    FLASHGEN_DEVICE Message& message(typename KRing::Where at) const
+    FLASHGEN_DEVICE Message& message(typename KRing::State at) const
       requires Blocks::sends_messages
     {
       return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
@@ -1512,10 +1203,10 @@ struct BackwardQueryMainloop {
     Shared shared;
     Thread thread;
     bool elected;
-    typename QRing::Where q_at;
-    typename KRing::Where k_at;
-    typename VRing::Where v_at;
-    typename TileRing::Where tile_at;
+    typename QRing::State q_at;
+    typename KRing::State k_at;
+    typename VRing::State v_at;
+    typename TileRing::State tile_at;
 
     // Line 3: load Q_i, L_i, D_i.
     FLASHGEN_DEVICE void load_queries(const Tile& tile) {
@@ -1549,7 +1240,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
+      const DynamicScheduler<kQueryTiles<cfg>, Params> scheduler{p};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -1567,7 +1258,10 @@ struct BackwardQueryMainloop {
         if (tile.kind == TileKind::end) break;
         if (elected) load_queries(tile);
         bool is_first = true;
-        Blocks::for_each(p, tile, thread, [&](i32 block, bool, const Message& message) {
+        Blocks::for_each(p, tile, thread, [&](i32 block, i32, const Message& message) {
+          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
           load_block(tile, block, message, is_first);
           is_first = false;
         });
@@ -1586,10 +1280,10 @@ struct BackwardQueryMainloop {
     Thread thread;
     // Which consumer this is.
     i32 number;
-    typename QRing::Where q_at;
+    typename QRing::State q_at;
     // The position in the rings of K and V. dQ is one step behind.
-    typename KRing::Where k_at;
-    typename TileRing::Where tile_at;
+    typename KRing::State k_at;
+    typename TileRing::State tile_at;
     Blocks blocks;
     // L and D of the lane's two rows.
     float lse[2];
@@ -1597,14 +1291,14 @@ struct BackwardQueryMainloop {
     Strip<cfg.head_dim> dq;
     Rounded<cfg.tile_kv> ds;
 
-    FLASHGEN_DEVICE typename VRing::Where v_at() const { return {k_at.count}; }
+    FLASHGEN_DEVICE typename VRing::State v_at() const { return {k_at.count}; }
     FLASHGEN_DEVICE Message read_message() {
       if constexpr (Blocks::sends_messages) {
         shared.k_ring().wait_full(k_at);
         // One lane reads for all, and the release of the slot by one lane is enough.
         Message read = {};
         if (thread.lane == 0) read = shared.message(k_at);
-        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.flags), 0))};
       } else {
         return {};
       }
@@ -1646,12 +1340,12 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
       // Addresses are computed in each step, to save registers.
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (blocks.is_last()) mbarrier_arrive(shared.q_ring().empty(q_at));
       const i32 first_q = tile.first_q + (here.warp - 4) * kWarpRows, first_key = blocks.block * cfg.tile_kv;
       Score::template take_factors<cfg.tile_kv>(scores, p, tile, lse, first_q, first_key, here);
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
-      if (blocks.needs_mask(p, tile, here.warp / 4 - 1))
+      if (blocks.needs_mask(Blocks::own_of(p, tile, here.warp / 4 - 1)))
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
@@ -1714,7 +1408,7 @@ struct BackwardQueryMainloop {
     }
     // Line 14: write dQ_i to global memory.
     FLASHGEN_DEVICE void store(const Tile& tile) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
       const float scale[2] = {p.scale, p.scale};
@@ -1733,7 +1427,7 @@ struct BackwardQueryMainloop {
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the producer does not need go to the consumers.
-    const Thread thread = Thread::current().again();
+    const Thread thread = Thread::current().recomputed();
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       // Not of `thread`, because ptxas must see that it is the same for all lanes.
@@ -1763,10 +1457,9 @@ constexpr BackwardQueryConfig kConfig{
     .consumers = 2,    // warpgroups that compute, 64 query rows each
     .producer_registers = 24,
     .consumer_registers = 240,
-    .section_heads = 16,    // heads of a section, whose tiles are scheduled together
-    .longest_first = true,  // the last queries of a head go first
-    .has_lower = false,     // the band has a lower bound on k - q
-    .has_upper = true,      // the band has an upper bound on k - q
+    .section_heads = 16,  // heads of a section, whose tiles are scheduled together
+    .has_lower = false,   // the band has a lower bound on k - q
+    .has_upper = true,    // the band has an upper bound on k - q
 };
 
 struct Params {

@@ -6,29 +6,20 @@
 // plan     tile_q 64, tile_kv 64, stages 1, warps 4, 128 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 // smem     33280 bytes
-//            q         0 to  8192  Q_i, and dQ_i at the end
-//            do     8192 to 16384  dO_i
-//            k     16384 to 24576  K_j
-//            v     24576 to 32768  V_j
-//            lse   32768 to 33024  L_i
-//            dsum  33024 to 33280  D_i
 // because  16 query rows per warp, no exchange between warps
 //
-// contents   36  Integer and 16-bit element types, without any CUDA header.
-//            57  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            93  Moving data.
-//           117  Scalar arithmetic, one instruction each.
-//           140  Warp-wide matrix instructions.
-//           191  Element types.
-//           247  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           315  Operands of warp-level matrix products.
-//           414  Warp-level matrix products.
-//           487  Banded masks.
-//           558  Walking over the tiles that a mask does not rule out.
-//           595  Streaming tiles between global and shared memory.
-//           750  Keeping NaN and infinity where they belong.
-//           834  What the backward kernels are made of.
-//           956  The kernel: its configuration, parameters and text.
+// contents   27  Instructions, one per function: types, device, copy, math, matrix.
+//           180  Element types.
+//           242  Finding NaN and infinity.
+//           259  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           325  Operands of warp-level matrix products.
+//           424  Warp-level matrix products.
+//           493  Banded masks.
+//           564  Walking over the tiles that a mask does not rule out.
+//           601  Streaming tiles between global and shared memory.
+//           756  Keeping NaN and infinity where they belong.
+//           826  What the backward kernels are made of.
+//           948  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -123,13 +114,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -195,6 +184,8 @@ namespace flashgen {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -208,13 +199,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -244,10 +239,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -413,10 +423,6 @@ struct LeftRegisters {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -754,20 +760,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
 
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
@@ -1085,7 +1077,7 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   clear(dq);
   bool has_non_finite = false;
   while (!ahead.over()) {
-    const Thread here = thread.again();
+    const Thread here = thread.recomputed();
     const i32 first_key = ahead.tile * kConfig.tile_kv;
     const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key, first_key + kConfig.tile_kv);
 

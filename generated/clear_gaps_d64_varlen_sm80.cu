@@ -7,14 +7,12 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 32 rows of all heads
 //
-// contents  22  Integer and 16-bit element types, without any CUDA header.
-//           42  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           65  Element types.
-//           88  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           93  Banded masks.
-//          101  Streaming tiles between global and shared memory.
-//          110  Rows of packed arrays that belong to no sequence.
-//          182  The kernel: its configuration, parameters and text.
+// contents  20  Instructions, one per function: types, device.
+//           63  Element types.
+//           88  Banded masks.
+//           96  Streaming tiles between global and shared memory.
+//          105  Rows of packed arrays that belong to no sequence.
+//          177  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -69,6 +67,8 @@ namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -84,11 +84,6 @@ struct Thread {
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
 };
-
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.

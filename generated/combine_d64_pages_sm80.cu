@@ -7,13 +7,11 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 4 query rows of every query head and batch entry
 //
-// contents  21  Integer and 16-bit element types, without any CUDA header.
-//           37  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           60  Scalar arithmetic, one instruction each.
-//           92  Element types.
-//          132  Single elements from floats.
-//          144  The log-sum-exps of the splits of a row.
-//          176  The kernel: its configuration, parameters and text.
+// contents  19  Instructions, one per function: types, device, math.
+//           87  Element types.
+//          127  Single elements from floats.
+//          139  The log-sum-exps of the splits of a row.
+//          171  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -66,20 +64,17 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;

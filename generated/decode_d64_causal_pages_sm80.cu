@@ -8,42 +8,36 @@
 // grid     no more blocks than run at once, 3 on each multiprocessor; they take one tile after another: 64
 //          key rows of a key/value head and batch entry
 // smem     50368 bytes
-//            q           0 to     0  Q, a copy of its rows for each warp
-//            k           0 to 24576  K_j, 3 stages of 16 keys for each warp
-//            v       24576 to 49152  V_j, 3 stages of 16 keys for each warp
-//            shared  49152 to 50368  what the threads exchange
-//            merge       0 to 16384  O of each warp, once the loop is over
 // because  4 warps with 16 keys each and 3 stages keep 32 KiB of keys and values under way in each block, and
 //          three blocks share a multiprocessor
 //
-// contents   51  Integer and 16-bit element types, without any CUDA header.
-//            72  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           113  Moving data.
-//           131  Scalar arithmetic, one instruction each.
-//           167  Warp-wide matrix instructions.
-//           218  Element types.
-//           263  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           326  Operands of warp-level matrix products.
-//           436  Warp-level matrix products.
-//           514  Banded masks.
-//           571  Walking over the tiles that a mask does not rule out.
-//           608  Streaming tiles between global and shared memory.
-//           624  Keeping NaN and infinity where they belong.
-//           654  Keys and values in a cache.
-//           710  What a softmax takes exponentials of.
-//           738  The online softmax.
-//           862  The sizes of a decode kernel.
-//           887  The rows of a tile.
-//          1047  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1104  Bringing keys and values to shared memory.
-//          1188  Communication between blocks and between grids.
-//          1222  Results of a part of the keys.
-//          1298  What happens to products Q K^T before the softmax.
-//          1319  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1349  From the results of warps to those of a block, and from parts to O and L.
-//          1543  Which tiles of keys a block works on.
-//          1693  Attention of few new tokens to a cache.
-//          1929  The kernel: its configuration, parameters and text.
+// contents   45  Instructions, one per function: types, device, copy, math, matrix.
+//           208  Element types.
+//           259  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           320  Operands of warp-level matrix products.
+//           430  Warp-level matrix products.
+//           504  Banded masks.
+//           561  Streaming tiles between global and shared memory.
+//           577  Keys and values in a cache.
+//           633  What a softmax takes exponentials of.
+//           661  What an online softmax keeps of each row from one tile of keys to the next.
+//           674  The online softmax.
+//           795  The sizes of a decode kernel.
+//           820  The rows of a tile.
+//           980  What the cache holds.
+//          1025  Finding NaN and infinity.
+//          1042  Walking over the tiles that a mask does not rule out.
+//          1079  Keeping NaN and infinity where they belong.
+//          1095  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1150  Bringing keys and values to shared memory.
+//          1234  Instructions, one per function: grid.
+//          1265  Results of a part of the keys.
+//          1341  What happens to products Q K^T before the softmax.
+//          1362  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1392  From the results of warps to those of a block, and from parts to O and L.
+//          1586  Which tiles of keys a block works on.
+//          1736  Attention of few new tokens to a cache.
+//          1982  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -137,26 +131,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -224,6 +214,8 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -237,13 +229,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -262,8 +258,6 @@ struct alignas(4) Pair {
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -436,10 +430,6 @@ struct LeftHeld {
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
 #pragma unroll
@@ -568,43 +558,6 @@ struct Band {
   }
 };
 
-// ---- flashgen/walk.cuh
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
-// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
-// and get the same result.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Advances to the next tile. Returns how many tiles were skipped before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    ++tile;
-    return 0;
-  }
-};
-
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
@@ -618,36 +571,6 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
     cp_async_16(destination, from, bytes);
-  }
-}
-
-// ---- flashgen/contain.cuh
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
-// non-finite value in a key that a query may not attend to would reach the query through any tile that the
-// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
-// non-finite values are cleared before the product, and the results they should have reached become NaN
-// afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
   }
 }
 
@@ -716,7 +639,7 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -735,8 +658,8 @@ struct ScaledProducts {
   }
 };
 
-// ---- flashgen/softmax.cuh
-// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+// ---- flashgen/row_statistics.cuh
+// What an online softmax keeps of each row from one tile of keys to the next.
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -748,9 +671,17 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
+// ---- flashgen/softmax.cuh
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+
 // A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
+
+// What exponentials add to a row's sum: all of them count alike.
+struct EqualWeights {
+  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+};
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
@@ -772,9 +703,10 @@ struct OnlineSoftmax {
   }
 
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
-  template <i32 columns, i32 out_columns>
+  template <i32 columns, i32 out_columns, class Weights = EqualWeights>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, const Logits& logits) {
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits,
+                              const Weights& weights = {}) {
     // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
     // is the rule, the lanes of a row need not even agree on one.
     float highest[row_blocks][2];
@@ -821,7 +753,8 @@ struct OnlineSoftmax {
           scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
         }
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
+        for (i32 h = 0; h < 2; ++h)
+          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }
@@ -1044,6 +977,121 @@ struct WarpQueries<cfg, T, false> {
   FLASHGEN_DEVICE LeftRows<Tile> left(Thread thread) const { return {tile, 0, thread}; }
 };
 
+// ---- flashgen/decode/cache_element.cuh
+// What the cache holds: the CacheElement policy of the decode mainloop. It says how rows of K and V lie in
+// shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
+//
+//     fetch(slot, page, thread)        starts copies of what a slice of keys needs beside its elements
+//     slice(slot, thread)              the scales of a slice's keys:
+//       scale(scores, queries)           makes products Q K^T of what tensor cores multiplied
+//       raise(scores)                    adds the logarithms of the values' scales to logits
+//       total(a, b, n)                   what two exponentials of block n add to the row's sum
+//     finish(out)                      makes accumulators O
+//     column(n, thread)                the first of the two columns of O that a lane holds of block n
+
+// Elements of the queries' type, without scales.
+template <DecodeConfig cfg, class T>
+struct SameElement {
+  // What memory holds, and what tensor cores multiply.
+  using Stored = T;
+  using Operand = T;
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  using KSlice = SharedTile<T, kSliceKeys, dim>;
+  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
+  using Keys = RightTransposed<KSlice>;
+  using Values = RightRows<VSlice, true>;
+  using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
+
+  struct Slice {
+    template <class Scores>
+    FLASHGEN_DEVICE void scale(Scores&, const Queries&) const {}
+    template <class Scores>
+    FLASHGEN_DEVICE void raise(Scores&) const {}
+    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  };
+
+  template <class Params>
+  FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
+    return {};
+  }
+  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {}; }
+  template <class Output>
+  FLASHGEN_DEVICE void finish(Output&) const {}
+  FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) { return 8 * n + thread.column(); }
+};
+
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+// ---- flashgen/walk.cuh
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that tested the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
+
+  // Advances to the next tile. Returns how many tiles were skipped before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    ++tile;
+    return 0;
+  }
+};
+
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
 // ---- flashgen/decode/careful_product.cuh
 // P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to:
 // the row's probability is 0, but 0 * NaN is NaN.
@@ -1064,12 +1112,10 @@ FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
 // out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
 // element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
 // a loop keeps this rare code short.
-template <class Slice, i32 blocks>
+template <class T, i32 blocks, class Values>
 FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, Slice v, Thread thread) {
-  using T = typename Slice::Element;
+                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
   const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
-  const RightRows<Slice, true> values(v, 0, thread);
   const u32 ones = pack(T{}, 1.0f, 1.0f);
   Accumulator<1, blocks> sums;
 #pragma unroll
@@ -1191,8 +1237,7 @@ FLASHGEN_DEVICE void copy_slice(Slice slice, const typename Slice::Element* data
 
 namespace flashgen {
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
@@ -1204,11 +1249,9 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-
 FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -1357,10 +1400,10 @@ struct RowTotals {
 };
 
 // The results of one item. All threads of the block call its functions.
-template <DecodeConfig cfg, class T, class Params, class Score>
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
 struct DecodeResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
   static constexpr i32 bytes = cfg.tile_q * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
@@ -1526,7 +1569,7 @@ struct DecodeResults {
   FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = 8 * n + thread.column();
+    const i32 column = CacheElement::column(n, thread);
     if (column < cfg.head_dim_v) {
       T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
       *reinterpret_cast<Pair<T>*>(o) =
@@ -1705,24 +1748,28 @@ struct DecodeScheduler {
 // leave their parts in a workspace, and the last of them to finish merges these.
 //
 // Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
-// `paged` where keys lie. Smem holds the offsets of the shared-memory map.
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
+// the shared-memory map.
 
-template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
+template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
+          class CacheElement>
 struct DecodeMainloop {
   static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
                 "each warp has 16 rows and 16 keys of a tile");
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
-  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
   static constexpr i32 score_blocks = kSliceKeys / 8;
 
-  using KSlice = SharedTile<T, kSliceKeys, dim>;
-  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
-  using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
+  using Stored = typename CacheElement::Stored;
+  using Operand = typename CacheElement::Operand;
+  using KSlice = typename CacheElement::KSlice;
+  using VSlice = typename CacheElement::VSlice;
+  using Keys = typename CacheElement::Keys;
+  using Values = typename CacheElement::Values;
+  using Queries = typename CacheElement::Queries;
   using Scores = Accumulator<1, score_blocks>;
-  using Output = Accumulator<1, dim_v / 8>;
+  using Output = Accumulator<1, CacheElement::dim_v / 8>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
-  using Results = DecodeResults<cfg, T, Params, Score>;
+  using Results = DecodeResults<cfg, T, Params, Score, CacheElement>;
 
   // ---- Shared memory
 
@@ -1781,8 +1828,9 @@ struct DecodeMainloop {
     const Logits logits = Score::logits(p);
 
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
-    const T* const keys = p.k + item.head_kv * p.k_head;
-    const T* const values = p.v + item.head_kv * p.v_head;
+    const CacheElement cache = CacheElement::of(p, item, base);
+    const Stored* const keys = p.k + item.head_kv * p.k_head;
+    const Stored* const values = p.v + item.head_kv * p.v_head;
     // No key before or behind these is read: its page may have been given away.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
@@ -1803,6 +1851,7 @@ struct DecodeMainloop {
                                                    places.offset(p.k_batch, p.k_row), existing, thread);
         copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
                                                      places.offset(p.v_batch, p.v_row), existing, thread);
+        cache.fetch(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
       cp_async_commit();
@@ -1817,7 +1866,7 @@ struct DecodeMainloop {
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
     for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
-      const Thread here = thread.again();
+      const Thread here = thread.recomputed();
       const i32 first_key = under_way[0] * cfg.tile_kv;
       if (step >= 0) {
         // The tile has arrived, and nobody needs the stage that the next copies overwrite.
@@ -1841,15 +1890,18 @@ struct DecodeMainloop {
         if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
         Scores scores;
         clear(scores);
-        multiply<T, false, dim / 16>(scores, queries.left(here),
-                                     RightTransposed(k_slice(stage, slice), 0, here));
+        multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
+                                                         Keys(k_slice(stage, slice), 0, here));
+        const auto own = cache.slice(stage * cfg.warps + slice, here);
+        own.scale(scores, queries);
         Score::apply(scores, p, item, rows, key, thread);
+        own.raise(scores);
         if (is_cut) {
           for_each_score(scores, [&](float& s, i32 h, i32 column) {
             if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
           });
         }
-        softmax.update(scores, out, logits);
+        softmax.update(scores, out, logits, own);
         const VSlice v = v_slice(stage, slice);
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
@@ -1857,15 +1909,16 @@ struct DecodeMainloop {
           for_each_score(allowed, [&](float& a, i32 h, i32 column) {
             a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
           });
-          multiply_careful(out, scores, allowed, v, thread);
+          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
         } else {
-          multiply<T, false, 1>(out, LeftRegisters<T, 1, score_blocks>(scores, thread),
-                                RightRows<VSlice, true>(v, 0, here));
+          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                      Values(v, 0, here));
         }
       }
       stage = next_stage(stage);
     }
     softmax.finish();
+    cache.finish(out);
     cp_async_wait<0>();
   }
 
@@ -2018,8 +2071,9 @@ struct Smem {
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoRowScore;
+using CacheElement = SameElement<kConfig, element_t>;
 
 FLASHGEN_KERNEL(128, 3) decode_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  DecodeMainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true>::run(p, base);
+  DecodeMainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true, CacheElement>::run(p, base);
 }

@@ -4,67 +4,44 @@
 // spec     {"head_dim":128,"head_dim_v":128,"dtype":"bf16","mask":["causal",{"where":"ids[b, q] == ids[b, k]"}],"score":"tanh(s / limit) * limit","captured":{"ids":"int32[2]","limit":30.0},"direction":"forward","deterministic":false}
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --mask 'ids[b, q] == ids[b, k]' --score 'tanh(s / limit) * limit' --captured 'ids=int32[2]' --captured limit=30.0 --forward-only --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 128, tile_kv 128, q_stages 2, k_stages 2, v_stages 2, 384 threads
+// plan     tile_q 128, tile_kv 128, stages 2, q_stages 2, 384 threads
 // roles    of 1 warpgroup one warp brings tiles and one chooses which ones (56 registers a thread); 2
 //          compute, 64 queries each (224)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     229712 bytes
-//            q                   0 to  65536  Q_i, 2 stages
-//            k               65536 to 131072  K_j, 2 stages
-//            v              131072 to 196608  V_j, 2 stages
-//            o              196608 to 229376  O_i, to be stored
-//            q_barriers     229376 to 229408  full and empty barriers of each stage
-//            k_barriers     229408 to 229440
-//            v_barriers     229440 to 229472
-//            tile_barriers  229472 to 229536
-//            tiles          229536 to 229600  the next tiles of queries
-//            requests       229600 to 229608  the producer asks for another tile
-//            messages       229616 to 229632  the block of keys in each stage of K
-//            checks         229632 to 229712  which tiles are to be repeated (tile_checks.cuh)
+// smem     229760 bytes
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
-// contents   75  Integer and 16-bit element types, without any CUDA header.
-//            97  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           140  Scalar arithmetic, one instruction each.
-//           183  Warp-wide matrix instructions.
-//           211  Element types.
-//           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           256  Warp-level matrix products.
-//           278  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           342  Tensor maps, which describe tensors to bulk copies of boxes.
-//           351  Bulk copies.
-//           405  Communication between blocks and between grids.
-//           457  Reallocation of registers among warpgroups (sm_90a).
-//           472  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           507  Matrix products of a warpgroup (sm_90a).
-//           710  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           794  Tiles as TMA writes them and wgmma reads them.
-//           891  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
-//           957  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1021  Banded masks.
-//          1209  Walking over the tiles that a mask does not rule out.
-//          1259  Streaming tiles between global and shared memory.
-//          1272  Keeping NaN and infinity where they belong.
-//          1306  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1375  Dropout of probabilities.
-//          1395  The sizes of a forward kernel for Hopper.
-//          1428  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1525  What a softmax takes exponentials of.
-//          1556  The online softmax.
-//          1569  What an online softmax keeps of each row from one tile of keys to the next.
-//          1597  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
-//          1707  Scores.
-//          1768  What happens to products Q K^T before the softmax.
-//          1824  Which tiles of queries a block repeats, because their first results cannot be trusted.
-//          1883  A tile of queries, as the producer announces it to the consumers.
-//          1959  Which tile of queries a persistent block computes next.
-//          2063  Writing a warpgroup's results to shared and global memory.
-//          2100  Storing a warp's rows from registers.
-//          2129  The forward pass on Hopper.
-//          2749  What the printed text of a mask or score is made of.
-//          2937  The kernel: its configuration, parameters and text.
+// contents   52  Instructions, one per function: types, device, math, matrix.
+//           182  Element types.
+//           231  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           604  Tiles as TMA writes them and wgmma reads them.
+//           701  S = Q K^T and O += P V of the forward kernel.
+//           767  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           814  Finding NaN and infinity.
+//           842  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//           911  Dropout of probabilities.
+//           928  The sizes of a forward kernel for Hopper.
+//           959  Banded masks.
+//          1046  A tile of queries, as the producer announces it to the consumers.
+//          1099  What a softmax takes exponentials of.
+//          1130  What an online softmax keeps of each row from one tile of keys to the next.
+//          1168  The online softmax of a warpgroup's rows.
+//          1283  Writing a warpgroup's results to shared and global memory.
+//          1303  The results of a tile.
+//          1403  Walking over the tiles that a mask does not rule out.
+//          1453  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1549  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1607  The order in which persistent blocks draw tiles.
+//          1643  Which tile of queries a persistent block computes next.
+//          1676  The scheduler.
+//          1744  Scores.
+//          1805  What happens to products Q K^T before the softmax.
+//          1853  The forward pass on Hopper.
+//          2358  What the printed text of a mask or score is made of.
+//          2544  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2654  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -108,7 +85,6 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 // Bit l is lane l's condition.
@@ -146,33 +122,28 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // 1 / x within 1 ulp. Subnormal operands and results are flushed to zero.
 FLASHGEN_DEVICE float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -217,6 +188,8 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -230,13 +203,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
@@ -248,30 +225,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
-
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
@@ -281,13 +234,11 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
-// warps.
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
 
 FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-
 // Arrives and does not wait.
 FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -299,16 +250,13 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-
 // Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
@@ -321,7 +269,6 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return ended != 0;
 }
-
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {}
 }
@@ -333,7 +280,6 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -350,13 +296,12 @@ struct alignas(64) TensorMap {
 
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
-// bulk copy reads must call fence_proxy_async afterwards.
+// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
+// bulk copy reads, call fence_proxy_async.
 
-// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
-// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
-// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
-// so it writes beyond the end of rows of any other length.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
+// multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
+// hardware clips it at a multiple of 16 bytes, so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -366,36 +311,24 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
-// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
-// offset of each block counts its bytes.
-
-// Stores and reductions do not write outside of the tensor.
-
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
       "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-
 // Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes. Sizes and addresses are multiples of 16.
-
-// ---- Groups of stores and reductions
-
+// Groups of stores and reductions.
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
-
 // Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
@@ -406,27 +339,23 @@ FLASHGEN_DEVICE void bulk_wait_read() {
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
   asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
 }
-
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -437,19 +366,15 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
-// earlier.
+// Waits until the grids before this one are complete and their writes are visible.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
-// ones.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, also later ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -463,7 +388,6 @@ template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
-
 template <i32 registers>
 FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
@@ -505,20 +429,17 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 }
 
 // ---- flashgen/ptx/wgmma.cuh
-// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
-// multiple of 4.
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of 4.
 //
-// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
-// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
-// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
-// / 4 + 8h, column 8j + 2 (t % 4) + c.
+// Products are asynchronous. Do not touch operands and accumulators until a wait completes the group in which
+// they were committed. The left operand has 64 rows, the right one `n` columns, and one product sums over 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
 
 // Orders accesses of registers before later products that use them. It is needed before the first product,
 // and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 // Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
@@ -533,13 +454,18 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Makes the assembler compute `value`, which is never negative, before the next wait. It moves waits up
-// across arithmetic, which then no longer overlaps the products, but not across stores. So this stores a
-// negative value, which never happens, to `scratch` in shared memory.
-FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
-               "r"(scratch)
-               : "memory");
+// Makes the assembler compute `values` before the next wait. It moves waits up across arithmetic, which then
+// no longer overlaps the products, but not into or across branches. So this branches if `not_negative` is
+// negative, which never happens, and then stores the values to `scratch` in shared memory.
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&values)[count][4], float not_negative,
+                                               u32 scratch) {
+  if (not_negative >= 0.0f) return;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i)
+    asm volatile("st.shared.v4.b32 [%4], {%0, %1, %2, %3};" ::"r"(values[i][0]), "r"(values[i][1]),
+                 "r"(values[i][2]), "r"(values[i][3]), "r"(scratch + 16 * i)
+                 : "memory");
 }
 
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
@@ -570,147 +496,43 @@ struct WgmmaTail<true, a, b> {
   static constexpr char text[] = {
       ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
 };
-template <class T, Major... majors>
-using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
-// after the accumulators have the numbers from n / 2 on.
-template <i32 n>
-struct Wgmma {
-  static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
-};
-
+// The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
+#define WGMMA_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_NAMES_8 "%0, %1, %2, %3"
-#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
-#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
-#define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
-#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
-#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %20, %21, %22, %23"
-#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
-#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %28, %29, %30, %31"
-#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %32, %33, %34, %35"
-#define WGMMA_NAMES_80 WGMMA_NAMES_72 ", %36, %37, %38, %39"
-#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %40, %41, %42, %43"
-#define WGMMA_NAMES_96 WGMMA_NAMES_88 ", %44, %45, %46, %47"
-#define WGMMA_NAMES_104 WGMMA_NAMES_96 ", %48, %49, %50, %51"
-#define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
-#define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
-#define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
+#define WGMMA_NAMES_80 \
+  WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_128 WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
 
-#define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
-#define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
-#define WGMMA_REGISTERS_16(c) WGMMA_REGISTERS_8(c), WGMMA_FOUR(c, 4)
-#define WGMMA_REGISTERS_24(c) WGMMA_REGISTERS_16(c), WGMMA_FOUR(c, 8)
-#define WGMMA_REGISTERS_32(c) WGMMA_REGISTERS_24(c), WGMMA_FOUR(c, 12)
-#define WGMMA_REGISTERS_40(c) WGMMA_REGISTERS_32(c), WGMMA_FOUR(c, 16)
-#define WGMMA_REGISTERS_48(c) WGMMA_REGISTERS_40(c), WGMMA_FOUR(c, 20)
-#define WGMMA_REGISTERS_56(c) WGMMA_REGISTERS_48(c), WGMMA_FOUR(c, 24)
-#define WGMMA_REGISTERS_64(c) WGMMA_REGISTERS_56(c), WGMMA_FOUR(c, 28)
-#define WGMMA_REGISTERS_72(c) WGMMA_REGISTERS_64(c), WGMMA_FOUR(c, 32)
-#define WGMMA_REGISTERS_80(c) WGMMA_REGISTERS_72(c), WGMMA_FOUR(c, 36)
-#define WGMMA_REGISTERS_88(c) WGMMA_REGISTERS_80(c), WGMMA_FOUR(c, 40)
-#define WGMMA_REGISTERS_96(c) WGMMA_REGISTERS_88(c), WGMMA_FOUR(c, 44)
-#define WGMMA_REGISTERS_104(c) WGMMA_REGISTERS_96(c), WGMMA_FOUR(c, 48)
-#define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
-#define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
-#define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
+// The accumulators as operands with the constraint c.
+#define WGMMA_FLOATS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_FLOATS_16(c, i) \
+  WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
+#define WGMMA_FLOATS_64(c, i) \
+  WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
+#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
+#define WGMMA_REGISTERS_128(c) WGMMA_FLOATS_64(c, 0)
 
-#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
-#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
-#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
-#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
-#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
-#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
-#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
-#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
-#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
-#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
-#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
-#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
-#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
-#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
-#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
-#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
-#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
-#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
-#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
-#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
-#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
-#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
-#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
-#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
-#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
-#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
-#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
-#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
-#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
-#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
-#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
-#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
-#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
-#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
-#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
-#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
-#define WGMMA_FROM_296 148, 149, 150, 151
+// The numbers of the operands after the accumulators.
+#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
+#define WGMMA_FROM_128 \
+  64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86
 
-#define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
-  " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
+// One product, and what goes before the first of some: p says whether it adds to the accumulators.
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_LEFT_REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_FORM "C"(WgmmaType<T>::name), "C"(WgmmaTail<sizeof(T) == 2, majors...>::text)
 
-#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                      \
-  template <class Type, class Tail>                                                       \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], u64 a, u64 b, i32 accumulate) { \
-    asm volatile(WGMMA_TEXT(n, "%" #i0, i1, i2, i3, i4)                                   \
-                 : WGMMA_REGISTERS_##n(c)                                                 \
-                 : "l"(a), "l"(b), "r"(accumulate), "C"(Type::name), "C"(Tail::text));    \
-  }
-
-#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
-  template <class Type, class Tail>                                                                      \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], u64 b, i32 accumulate) {     \
-    asm volatile(WGMMA_TEXT(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, i6, i7)               \
-                 : WGMMA_REGISTERS_##n(c)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(Type::name), \
-                   "C"(Tail::text));                                                                     \
-  }
-
-#define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
-  template <>                                                  \
-  struct Wgmma<n> {                                            \
-    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)              \
-    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)              \
-    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
-    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
-  };
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
-#define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
-
-// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
-WGMMA_SHAPES(WGMMA_SHAPE)
-// d = a * b, plus what d held if `accumulate`; both operands in shared memory.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
-                                                                            accumulate);
-}
-
-// d = a * b. The compiler knows that the previous value of d is dead.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
-  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
-}
-
-// The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
-// of mma_m16n8k32 for 8-bit types.
-template <class T, i32 n, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
-  Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
-}
 
 // ---- flashgen/ptx/wgmma_fours.cuh
-// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
-// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
-// define WGMMA_SHAPES.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement: most of the compile
+// time goes into accumulators that enter and leave statements. Left operands and, in shared memory, right
+// ones are K-major. Beside left operands in registers the right ones are MN-major.
 
 template <i32 n>
 struct WgmmaFours {
@@ -718,50 +540,40 @@ struct WgmmaFours {
                 "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
 };
 
-#define WGMMA_PRODUCT(n, a, b, type, tail) \
-  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
-#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
 // The products after the first one accumulate.
 #define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
-#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
-#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
 #define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
-  template <class Type, class Tail>                                                                          \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4],                \
-                                       i32 accumulate) {                                                     \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4], i32 add) {     \
     asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
                      WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
                          WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
                  : WGMMA_REGISTERS_##n(c)                                                                    \
                  : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
-                   "r"(accumulate), "C"(Type::name), "C"(Tail::text));                                       \
+                   "r"(add), WGMMA_FORM);                                                                    \
   }
-
-#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
-                      i16, i17, i18, i19, i20, i21, i22, ...)                                               \
-  template <class Type, class Tail>                                                                         \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4],            \
-                                       i32 accumulate) {                                                    \
-    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
-                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
-                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
-                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
-                 : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
-                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
-                   "C"(Type::name), "C"(Tail::text));                                                       \
+// The last product is issued first.
+#define WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, i16, i17,  \
+                      i18, i19, i20, i21, i22)                                                            \
+  template <class T, Major... majors>                                                                     \
+  FLASHGEN_DEVICE static void add_rs(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)             \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                    \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"          \
+                 : WGMMA_REGISTERS_##n("+f")                                                              \
+                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),    \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),      \
+                   WGMMA_FORM);                                                                           \
   }
-
-#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
-  template <>                                                                                \
-  struct WgmmaFours<n> {                                                                     \
-    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)     \
+  template <>                                                                   \
+  struct WgmmaFours<n> {                                                        \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
+    WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__)  \
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
-
 WGMMA_SHAPES(WGMMA_FOURS)
 // d = the sum of four products a * b, plus what d held.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -769,24 +581,22 @@ FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a
                                    const MatrixDescriptor (&b)[4]) {
   const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
+  WgmmaFours<n>::template add_ss<T, a_major, b_major>(d, left, right, 1);
 }
-
-// d = the sum of four products a * b. The previous value of d is dead.
+// The same without what d held. The compiler knows that the previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                          const MatrixDescriptor (&b)[4]) {
   const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
+  WgmmaFours<n>::template set_ss<T, a_major, b_major>(d, left, right, 0);
 }
-
-// With the left operands in registers, plus what d held if `accumulate`. The last product is issued first.
+// With the left operands in registers, plus what d held if `accumulate`.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
   const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, right, accumulate);
+  WgmmaFours<n>::template add_rs<T, b_major>(d, a, right, accumulate);
 }
 
 }  // namespace flashgen
@@ -879,7 +689,7 @@ FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
 }
 
 template <i32 count>
-FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
@@ -889,13 +699,18 @@ template <i32 n>
 using Rounded = u32[n / 16][4];
 
 // ---- flashgen/issue_in_fours.cuh
-// The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
-// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
-// until it is unrolled, and all that they do before takes longer.
+// S = Q K^T and O += P V of the forward kernel.
+//
+// Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
+// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
+// issue_rest().
 
 template <class QTile, class KTile, i32 step = 0>
-FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
-                                       MatrixDescriptor right) {
+struct ScoreSteps {};
+
+template <class QTile, class KTile, i32 step>
+FLASHGEN_DEVICE void issue_steps(Strip<KTile::rows>& scores, MatrixDescriptor left, MatrixDescriptor right,
+                                 ScoreSteps<QTile, KTile, step> steps) {
   using T = typename QTile::Element;
   const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
   const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
@@ -906,14 +721,9 @@ FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescrip
     } else {
       wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
     }
-    issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
+    issue_steps(scores, left, right, ScoreSteps<QTile, KTile, step + 4>{});
   } else if constexpr (step < QTile::steps) {
-    if constexpr (step == 0) {
-      wgmma_ss_first<T, KTile::rows>(scores, a(0), b(0));
-    } else {
-      wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
-    }
-    issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
+    issue_rest(scores, left, right, steps);
   }
 }
 
@@ -922,35 +732,35 @@ template <class QTile, class KTile>
 FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
   const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
   wgmma_fence();
-  issue_scores_from<QTile, KTile>(scores, left, right);
+  issue_steps(scores, left, right, ScoreSteps<QTile, KTile>{});
   wgmma_commit();
 }
 
-// Of the first `left` groups of 16 keys, the last one first.
-template <class VTile, i32 left = VTile::rows / 16>
-FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       MatrixDescriptor right, bool kept) {
-  using T = typename VTile::Element;
-  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
-  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
-  if constexpr (at_once == 4) {
+// The first `count` groups of 16 keys.
+template <class VTile, i32 count = VTile::rows / 16>
+struct OutputSteps {};
+
+template <class VTile, i32 count>
+FLASHGEN_DEVICE void issue_steps(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                 MatrixDescriptor right, bool accumulate, OutputSteps<VTile, count> steps) {
+  if constexpr (count >= 4) {
+    const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(count - 4 + i)); };
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
-    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
-    wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-  } else {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[count - 4]);
+    wgmma_rs_four<typename VTile::Element, VTile::cols, Major::mn>(out, four_a, four_b, accumulate);
+    issue_steps(out, probabilities, right, true, OutputSteps<VTile, count - 4>{});
+  } else if constexpr (count > 0) {
+    issue_rest(out, probabilities, right, accumulate, steps);
   }
-  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
-// faster.
+// Issues O = P V, plus O if `accumulate`. The last keys come first, which is up to 1 % faster.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           VTile v, bool kept) {
+                                           VTile v, bool accumulate) {
   const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, right, kept);
+  issue_steps(out, probabilities, right, accumulate, OutputSteps<VTile>{});
   wgmma_commit();
 }
 
@@ -958,47 +768,30 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring: the number of slots passed so far.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
 template <i32 slots>
-struct RingPlace {
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // Advances by at most the number of slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
 struct Ring {
-  using Where = RingPlace<slots>;
+  using State = RingState<slots>;
 
   // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
 
   // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
@@ -1009,272 +802,17 @@ struct Ring {
     }
   }
   // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
   // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
 };
 
-// ---- flashgen/band.cuh
-// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-struct Range {
-  i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-};
-
-// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
-FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
-  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
-}
-
-// The plan says which bounds exist. Their values are kernel parameters.
-template <bool has_lower, bool has_upper>
-struct Band {
-  // The tiles that hold allowed pairs are consecutive.
-  static constexpr bool has_holes = false;
-  i32 lower, upper;
-  i32 len_q, len_kv;
-
-  // All heads and sequences have the same band.
-  template <class Params>
-  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
-    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
-  }
-
-  // Tiles of keys that some query of [q_begin, q_end) may attend to.
-  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = len_kv;
-    return tiles_of(begin, end, tile);
-  }
-
-  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
-  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool empty = k_begin >= len_kv;
-    return empty;
-  }
-
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool full = q_end <= len_q && k_end <= len_kv;
-    return full;
-  }
-};
-
-// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
-  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
-}
-
-// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
-template <bool has_lower, bool has_upper>
-FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
-  i32 end = mask.len_kv - key;
-  u32 allowed = ~bits_from(end);
-  return allowed;
-}
-
-// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
-// at once.
-template <bool has_lower, bool has_upper, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
-                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                               Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
-// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
-// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
-// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                    Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::has_rest) {
-#pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
-#pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
-#pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
-template <i32 column_blocks>
-FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Sets the bits of a lane's pairs that a mask allows.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                  Thread thread) {
-  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
-}
-template <i32 column_blocks, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
-                                  i32 first_key, Thread thread) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h)
-    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
-}
-
-// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
-// computed first.
-template <class Mask>
-constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-// As mask_pairs(), for a mask that is not a band.
-template <class Mask, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
-                               i32 first_q, i32 first_key, Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
-    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                             mask.query_at(first_q + thread.row() + 8)};
-    const i32 first_column = first_key + thread.column();
-    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_by_order = [&](i32 h) {
-      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
-    };
-    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
-#pragma unroll
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll
-      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_rest(queries[h], of_column)))
-            values[0][first + i / 2][2 * h + i % 2] = value;
-        }
-      }
-    }
-  } else {
-    u32 forbidden[2];
-    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-    put_where(values, value, forbidden);
-  }
-}
-
-// ---- flashgen/walk.cuh
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
-// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
-// and get the same result.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Advances to the next tile. Returns how many tiles were skipped before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
-  }
-};
-
-// ---- flashgen/stream.cuh
-// Streaming tiles between global and shared memory.
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
-};
-
-// ---- flashgen/contain.cuh
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
-// non-finite value in a key that a query may not attend to would reach the query through any tile that the
-// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
-// non-finite values are cleared before the product, and the results they should have reached become NaN
-// afterwards.
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
@@ -1290,17 +828,15 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
-  u32 signs = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
+// NaN in a product reaches every row of a warp's tile.
+template <i32 count>
+FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
+  float zero[2] = {};
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(signs != 0);
+  for (i32 i = 0; i < count / 2; ++i)
+    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
+  return zero[0] + zero[1];
 }
 
 // ---- flashgen/sm90/careful_product.cuh
@@ -1311,7 +847,7 @@ constexpr u32 kOnes = 0x3f803f80u;
 
 // Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
 template <class Tile>
-FLASHGEN_DEVICE bool holds_non_finite(Tile tile, u8* base, Thread thread) {
+FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
   u32 signs = 0;
 #pragma unroll 1
   for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
@@ -1380,16 +916,13 @@ struct NoDropout {
   template <i32 columns>
   struct Kept {};
 
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Kept<columns> draw(const Params&, const Tile&, i32, i32, Thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
     return {};
   }
   template <i32 columns>
   FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
-  template <class Params>
-  FLASHGEN_DEVICE static float factor(const Params&) {
-    return 1.0f;
-  }
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 // ---- flashgen/sm90/forward_config.cuh
@@ -1402,21 +935,15 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 q_stages;
-  i32 k_stages;
-  i32 v_stages;
+  i32 stages;  // of K and of V
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache.
+  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache: several if tiles
+  // differ in length.
   i32 section_heads;
-  bool longest_first;
   // Exponentials relative to a reference maximum that is set once, not to the running maximum.
   bool anchored;
-  // The exponentials of a step overlap the warpgroup's own P V. Otherwise they overlap other warpgroups'
-  // products.
-  bool overlaps_own_products;
-  // O has its own tile in shared memory and is stored by TMA.
-  bool stores_by_tma;
   bool has_lower;
   bool has_upper;
 };
@@ -1425,100 +952,147 @@ struct ForwardSm90Config {
 // to store, and the next one.
 constexpr i32 kForwardTileStages = 4;
 
-// ---- flashgen/sm90/key_blocks.cuh
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//
-//     for_each(p, tile, thread, visit)   the producer calls visit(block, is_last, message) for each block, in
-//     order begin(...), advance(...)           a consumer follows, block by block block, is_last() its block,
-//     and whether it is the tile's last one is_empty(...), needs_mask(...)     for the consumer's own rows:
-//     no pair of the block is allowed; not all are
+// The named barrier at which the scheduler waits until the producer asks for a tile. Waiting there takes no
+// instructions from the consumers, as polling an mbarrier does. The consumers have barriers 1 to 3.
+constexpr i32 kRequestBarrier = 4;
 
-// The blocks between the first and the last that some query of the tile may attend to. At least one, because
-// a tile without allowed pairs has results, too.
-template <ForwardSm90Config cfg, class Mask, class Tile, class Params>
-FLASHGEN_DEVICE Range visited_blocks(const Mask& mask, const Params& p, const Tile& tile) {
-  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
-  if (end_q <= tile.first_q) return {0, 1};
-  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
-  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
+// ---- flashgen/band.cuh
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+};
+
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Of any other mask: the producer leaves out blocks without allowed pairs, and sends a message with each
-// other block.
-template <ForwardSm90Config cfg, class Mask>
-struct SparseBlocks {
-  static constexpr bool has_mask = true;
-  static constexpr bool sends_messages = true;
-  struct alignas(8) Message {
-    i32 block;
-    // Bit 0: it is the last one. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i: it allows
-    // none.
-    u32 facts;
-  };
-  static constexpr i32 kFull = 1, kEmpty = 8;
+// The plan says which bounds exist. Their values are kernel parameters.
+template <bool has_lower, bool has_upper>
+struct Band {
+  // The tiles that hold allowed pairs are consecutive.
+  static constexpr bool has_holes = false;
+  i32 lower, upper;
+  i32 len_q, len_kv;
 
-  i32 block;
-  u32 facts;
+  // All heads and sequences have the same band.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
 
-  template <class Tile, class Params, class Visit>
-  FLASHGEN_DEVICE static void for_each(const Params& p, const Tile& tile, Thread thread, const Visit& visit) {
-    const Mask mask = tile.template mask<Mask>(p);
-    const i32 len_q = tile.len_q(p);
-    const Range blocks = visited_blocks<cfg>(mask, p, tile);
-    // One lane for the rows of each consumer. The mask is evaluated for 32 blocks at a time, one for each
-    // lane.
-    const i32 first_q = tile.first_q + smaller(thread.lane, cfg.consumers - 1) * kWarpgroupRows;
-    const auto queries =
-        mask.queries_in(first_q, larger(first_q + 1, smaller(first_q + kWarpgroupRows, len_q)));
-    u32 found = 0;
-    const auto is_visited = [&](i32 block) {
-      const auto keys = mask.keys_in(block * cfg.tile_kv, (block + 1) * cfg.tile_kv);
-      found = 0;
-      bool visited = false;
-#pragma unroll 1
-      for (i32 i = 0; i < cfg.consumers; ++i) {
-        const auto rows = queries.of_lane(i);
-        const bool is_empty = mask.is_empty(rows, keys);
-        found |= static_cast<u32>(mask.is_full(rows, keys)) << (kFull + i) | static_cast<u32>(is_empty)
-                                                                                 << (kEmpty + i);
-        visited |= !is_empty;
-      }
-      return visited;
-    };
-    const auto facts_of = [&](i32 lane) { return static_cast<u32>(shuffle(static_cast<i32>(found), lane)); };
-    Walk<true> walk(blocks);
-    walk.advance(thread, is_visited);
-    i32 block = walk.over() ? blocks.begin : walk.tile;
-    u32 facts = walk.over() ? ~0u << kEmpty : facts_of(walk.lane());
-    for (bool is_last = false; !is_last;) {
-      if (!walk.over()) walk.advance(thread, is_visited);
-      is_last = walk.over();
-      visit(block, is_last, Message{block, facts | static_cast<u32>(is_last)});
-      block = walk.tile;
-      facts = facts_of(walk.lane());
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
+  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool empty = k_begin >= len_kv;
+    return empty;
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    return full;
+  }
+};
+
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  u32 allowed = ~bits_from(end);
+  return allowed;
+}
+
+// As mask_pairs(), for a warp's 16 rows. Rows beyond the last query may get any values. The assembler tests
+// seven bits at once.
+template <bool has_lower, bool has_upper, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
+                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
+                               Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
+}
 
-  // `read()` is the message that came with the next block.
-  template <class Tile, class Params, class Read>
-  FLASHGEN_DEVICE void begin(const Params&, const Tile&, const Read& read) {
-    advance(read);
+// Sets the bits of a lane's pairs that a mask allows.
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
+// ---- flashgen/sm90/query_tile.cuh
+// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
+// is the Tile policy of the mainloop.
+
+// What consumers do with an announced tile.
+enum class TileKind : i32 {
+  end,    // there is no further tile
+  drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
+  normal,
+  careful,  // computed again, or after such a tile
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseTile {
+  i32 first_q;
+  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  i32 head, head_kv;
+  i32 sequence;
+  TileKind kind;
+
+  // Whether the rows of a sequence end where the tensor ends, so that TMA does not load or store others.
+  static constexpr bool ends_with_tensor = true;
+  // Whether all lanes of the producer load keys and values, not only one.
+  static constexpr bool warp_loads = false;
+
+  // How many queries and keys the sequence has, and how many rows of results.
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
+  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
+  FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_q; }
+  template <class Mask>
+  FLASHGEN_DEVICE Mask mask(const auto& p) const {
+    return Mask::of(p, sequence, head);
   }
-  template <class Read>
-  FLASHGEN_DEVICE void advance(const Read& read) {
-    const Message message = read();
-    block = message.block;
-    facts = message.facts;
+  template <class Score>
+  FLASHGEN_DEVICE Score score(const auto& p) const {
+    return {p, sequence, head};
   }
 
-  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE bool is_empty(const Params&, const Tile&, i32 consumer) const {
-    return (facts >> (kEmpty + consumer) & 1u) != 0;
+  FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
+    q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  template <class Tile, class Params>
-  FLASHGEN_DEVICE bool needs_mask(const Params&, const Tile&, i32 consumer) const {
-    return (facts >> (kFull + consumer) & 1u) == 0;
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+    k.load(p.k_map, barrier, first_key, head_kv, sequence);
+  }
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+    v.load(p.v_map, barrier, first_key, head_kv, sequence);
+  }
+  FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
+  FLASHGEN_DEVICE float* lse_rows(const auto& p) const {
+    return p.lse + (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q;
   }
 };
 
@@ -1531,7 +1105,7 @@ struct SparseBlocks {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -1541,7 +1115,7 @@ FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multip
 // is exact.
 struct ScoredLogits {
   // Any finite number may be a row's maximum.
-  static constexpr float kNowhere = -kInfinity;
+  static constexpr float kNoMax = -kInfinity;
 
   FLASHGEN_DEVICE static float logit(float s, i32 /*row*/) { return s; }
   FLASHGEN_DEVICE static float relative(float s, float shift, i32 /*row*/) {
@@ -1553,8 +1127,8 @@ struct ScoredLogits {
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) { return reference_max + x * kLn2; }
 };
 
-// ---- flashgen/softmax.cuh
-// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+// ---- flashgen/row_statistics.cuh
+// What an online softmax keeps of each row from one tile of keys to the next.
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -1565,9 +1139,6 @@ FLASHGEN_DEVICE float row_total(float x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);
 }
-
-// ---- flashgen/row_statistics.cuh
-// What an online softmax keeps of each row from one tile of keys to the next.
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -1595,51 +1166,55 @@ struct RowStatistics {
 };
 
 // ---- flashgen/sm90/row_softmax.cuh
-// The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
+// The online softmax of a warpgroup's rows. A lane has two of every warp's sixteen.
 //
 // `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
-// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row that outgrows
-// its reference is found in the end by its sum, and its tile is repeated with running maxima
-// (tile_checks.cuh). Otherwise: exponentials relative to the running maximum, as in FlashAttention-2.
+// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
+// outgrow the reference has a large sum. The epilogue finds it, and the tile is computed again with running
+// maxima (tile_checks.cuh). Otherwise exponentials are relative to the running maximum, as in
+// FlashAttention-2.
 
 // How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. In half_t the probabilities need the bits.
+// rounds nothing. half_t needs the exponents for the probabilities.
 template <class T>
 constexpr float kHeadroom = 40.0f;
-// A row has outgrown its reference maximum if it exceeds it by so many powers of two. Its products with
-// values up to 2^100 are finite.
+// Logits may exceed the reference maximum by so many powers of two. Products of the exponentials with values
+// up to 2^100 are finite.
 template <class T>
-constexpr float kMostGrowth = 24.0f;
-// Rows that have outgrown it have larger sums.
+constexpr float kMaxGrowth = 24.0f;
+// Rows that exceed it have larger sums.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 
 template <class T, i32 columns, bool anchored, class Logits>
 struct RowSoftmax {
-  static constexpr float kNone = Logits::kNowhere;
+  static constexpr float kNoMax = Logits::kNoMax;
 
   RowStatistics rows;
   // What the output so far is to be multiplied by.
-  float factor[2];
+  float scores_scale[2];
+  // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
+  // its products.
+  bool lacks_max;
 
   FLASHGEN_DEVICE void reset() {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.reference_max[h] = kNone;
+      rows.reference_max[h] = kNoMax;
       rows.sum[h] = 0.0f;
     }
+    lacks_max = true;
   }
 
-  // Whether the next block may move some row's reference maximum. The same for all lanes of a warp.
-  FLASHGEN_DEVICE bool may_move() const {
-    return !anchored || warp_any(rows.reference_max[0] == kNone || rows.reference_max[1] == kNone);
-  }
+  // Whether the next block sets a reference maximum, or may raise it. The same for all lanes of a warp.
+  FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
-  // Moves reference maxima: of rows without one, and if it `watches`, of rows that have outgrown theirs.
-  // Returns whether the output so far must be multiplied by `factor`. To watch changes no bit of other rows.
-  FLASHGEN_DEVICE bool move(const Strip<columns>& scores, const Logits& logits, bool watches) {
-    constexpr float most = anchored ? kMostGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
+  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
+  // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
+  // `scores_scale`.
+  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1648,15 +1223,16 @@ struct RowSoftmax {
         if (i % 2 == h) highest = maximum(highest, maximum(scores[2 * i], scores[2 * i + 1]));
       }
       const float found = logits.logit(row_maximum(highest), h), before = rows.reference_max[h];
-      const bool moves = found > (before == kNone ? kNone
-                                  : watches       ? before + logits.distance(most)
-                                                  : kInfinity);
-      const float reference = moves ? found + logits.distance(headroom) : before;
-      factor[h] = moves ? exp2_approx(logits.powers(before - reference)) : 1.0f;
+      const bool is_new = found > (before == kNoMax ? kNoMax
+                                   : may_raise      ? before + logits.distance(growth)
+                                                    : kInfinity);
+      const float reference = is_new ? found + logits.distance(headroom) : before;
+      scores_scale[h] = is_new ? exp2_approx(logits.powers(before - reference)) : 1.0f;
       rows.reference_max[h] = reference;
-      rows.sum[h] *= factor[h];
+      rows.sum[h] *= scores_scale[h];
     }
-    return watches;
+    lacks_max = anchored && warp_any(rows.reference_max[0] == kNoMax || rows.reference_max[1] == kNoMax);
+    return may_raise;
   }
 
   // Replaces scores by their exponentials, and adds these to the sums.
@@ -1667,7 +1243,7 @@ struct RowSoftmax {
       const i32 h = i % 2;
       // A row without allowed scores has a reference maximum of -inf, and -inf - -inf would be NaN.
       const float shift =
-          kNone == -kInfinity && rows.reference_max[h] == kNone ? 0.0f : rows.reference_max[h];
+          kNoMax == -kInfinity && rows.reference_max[h] == kNoMax ? 0.0f : rows.reference_max[h];
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
         scores[2 * i + c] = exp2_approx(logits.relative(scores[2 * i + c], shift, h));
@@ -1687,6 +1263,16 @@ FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<colum
     probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
 }
 
+// Copies operands that a product in flight reads. Without the XOR ptxas would give both the same registers,
+// and one could not be written while a product reads the other. It cannot know that the sign bit of
+// `not_negative` is 0.
+template <i32 count>
+FLASHGEN_DEVICE void copy_operands(u32 (&to)[count][4], const u32 (&from)[count][4], i32 not_negative) {
+  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
+#pragma unroll
+  for (i32 i = 0; i < 4 * count; ++i) to[i / 4][i % 4] = from[i / 4][i % 4] ^ zero;
+}
+
 // Multiplies a warpgroup's rows by a factor each.
 template <i32 count>
 FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
@@ -1694,15 +1280,466 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-// Whether the first of a lane's two rows is finite.
-template <i32 count>
-FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
-  float zero[2] = {};
+// ---- flashgen/strip.cuh
+// Writing a warpgroup's results to shared and global memory.
+
+// Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
+// row() + 8 of the lanes have a factor each.
+template <class Tile>
+FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& strip, const float (&scale)[2],
+                                 Thread thread) {
+  using T = typename Tile::Element;
+  const float low = scale[0], high = scale[1];
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
-  for (i32 i = 0; i < count / 2; ++i)
-    zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
-  return zero[0] + zero[1] == 0.0f;
+  for (i32 n = 0; n < Tile::cols / 16; ++n) {
+    const float* const o = strip + 8 * n;
+    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
+                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
+    stmatrix_x4(Tile::chunk_after(first, n), words);
+  }
 }
+
+// ---- flashgen/sm90/forward_epilogue.cuh
+// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
+// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows end at `end`.
+
+// By TMA from shared memory, where O has its own tile at `offset`. The sequence must end where the tensor
+// does.
+template <ForwardSm90Config cfg, class T, u32 offset>
+struct TmaEpilogue {
+  using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+
+  FLASHGEN_DEVICE static void store(u32 shared, const auto& tile, const auto& p, i32 warp_row, i32 row,
+                                    i32 end, const auto& out, const float (&scale)[2], Thread thread) {
+    const OTile o{shared + offset};
+    // The previous rows must have left shared memory. If this tile is computed again, its first results must
+    // also have reached global memory.
+    if (thread.lane == 0) {
+      if (tile.kind == TileKind::careful) {
+        bulk_wait<0>();
+      } else {
+        bulk_wait_read<0>();
+      }
+    }
+    warp_sync();
+    store_strip(o, warp_row, out, scale, thread);
+    fence_proxy_async_shared();
+    warp_sync();
+    if (thread.lane == 0 && row < end) {
+      tile.store_o(o.from_row(warp_row), p, row);
+      bulk_commit();
+    }
+  }
+  FLASHGEN_DEVICE static void wait(Thread thread) {
+    if (thread.lane == 0) bulk_wait<0>();
+  }
+};
+
+// Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
+template <i32 count>
+FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 used, Thread thread) {
+  if (used >= kWarpRows) return;
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const bool is_used = 8 * h + thread.row() < used;
+    rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
+#pragma unroll
+    for (i32 i = 0; i < count / 2; ++i) {
+      float& o = out[4 * (i / 2) + 2 * h + i % 2];
+      o = is_used ? o : 0.0f;
+    }
+  }
+}
+
+// Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
+template <class T, class Score, class DropoutPolicy, class Epilogue, bool forbids_values>
+FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics rows) {
+  const auto& p = consumer.p;
+  const auto& shared = consumer.shared;
+  auto& out = consumer.out;
+  const auto tile = shared.tile(tile_at);
+  // Addresses are computed here, rather than kept in registers throughout.
+  const Thread thread = consumer.thread.recomputed();
+  const i32 warp_row = consumer.number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
+            row = tile.first_q + warp_row;
+  const auto logits = Score::logits(p);
+  const i32 used = tile.len_q(p) - row;
+  if constexpr (!tile.ends_with_tensor) clear_unused(rows, out, used, thread);
+  // Written so that NaN fails.
+  bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
+  if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
+  float scale[2];
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    scale[h] = 1.0f;
+    if constexpr (Score::has_sink) {
+      const float sink = logits.as_reference_max(Score::sink(p, tile));
+      const float reference = maximum(rows.reference_max[h], sink);
+      const bool is_used = tile.ends_with_tensor || 8 * h + thread.row() < used;
+      if (sink > -kInfinity && is_used) {
+        scale[h] = exp2_approx(logits.powers(rows.reference_max[h] - reference));
+        rows.sum[h] = rows.sum[h] * scale[h] + exp2_approx(logits.powers(sink - reference));
+        rows.reference_max[h] = reference;
+      }
+    }
+    scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p);
+  }
+  shared.checks().set_failed(tile_at.count, thread.warp - 4,
+                             warp_any(has_failed && tile.kind != TileKind::careful), thread);
+  const i32 end = tile.result_rows(p);
+  Epilogue::store(shared.start, tile, p, warp_row, row, end, out, scale, thread);
+  if (thread.column() == 0) {
+    float* const lse = tile.lse_rows(p) + row;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 own = 8 * h + thread.row();
+      if (row + own < end) lse[own] = rows.log_sum_exp(h, logits);
+    }
+  }
+  shared.tile_ring().release(tile_at, thread);
+}
+
+// ---- flashgen/walk.cuh
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that tested the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
+
+  // Advances to the next tile. Returns how many tiles were skipped before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
+
+// ---- flashgen/sm90/key_blocks.cuh
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
+// mainloop.
+//
+// The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
+// in order. `left` is how many blocks follow, or 1 if that is not known.
+//
+// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
+// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+
+// The blocks from the first to the last that some query of the tile may attend to. At least one, because a
+// tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
+  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
+  if (end_q <= tile.first_q) return {0, 1};
+  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
+  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
+}
+
+// For any other mask the producer skips blocks without allowed pairs, and sends a message with each other
+// block.
+template <ForwardSm90Config cfg, class Mask>
+struct SparseBlocks {
+  static constexpr bool has_mask = true;
+  static constexpr bool sends_messages = true;
+  struct alignas(8) Message {
+    i32 block;
+    // Bit 0: the last block of the tile. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i:
+    // none.
+    u32 flags;
+  };
+  static constexpr i32 kFull = 1, kEmpty = 8;
+
+  i32 block;
+  u32 flags;
+
+  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread thread, const auto& visit) {
+    const Mask mask = tile.template mask<Mask>(p);
+    const i32 len_q = tile.len_q(p);
+    const Range blocks = visited_blocks<cfg>(mask, p, tile);
+    // One lane for the rows of each consumer. The mask is evaluated for 32 blocks at a time, one for each
+    // lane.
+    const i32 first_q = tile.first_q + smaller(thread.lane, cfg.consumers - 1) * kWarpgroupRows;
+    const auto queries =
+        mask.queries_in(first_q, larger(first_q + 1, smaller(first_q + kWarpgroupRows, len_q)));
+    u32 found = 0;
+    const auto is_visited = [&](i32 block) {
+      const auto keys = mask.keys_in(block * cfg.tile_kv, (block + 1) * cfg.tile_kv);
+      found = 0;
+      bool visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < cfg.consumers; ++i) {
+        const auto rows = queries.of_lane(i);
+        const bool is_empty = mask.is_empty(rows, keys);
+        found |= static_cast<u32>(mask.is_full(rows, keys)) << (kFull + i) | static_cast<u32>(is_empty)
+                                                                                 << (kEmpty + i);
+        visited |= !is_empty;
+      }
+      return visited;
+    };
+    const auto flags_of = [&](i32 lane) { return static_cast<u32>(shuffle(static_cast<i32>(found), lane)); };
+    Walk<true> walk(blocks);
+    walk.advance(thread, is_visited);
+    i32 block = walk.over() ? blocks.begin : walk.tile;
+    u32 flags = walk.over() ? ~0u << kEmpty : flags_of(walk.lane());
+    for (bool is_last = false; !is_last;) {
+      if (!walk.over()) walk.advance(thread, is_visited);
+      is_last = walk.over();
+      // How many blocks are left is not known, but whether there is one.
+      visit(block, is_last ? 0 : 1, Message{block, flags | static_cast<u32>(is_last)});
+      block = walk.tile;
+      flags = flags_of(walk.lane());
+    }
+  }
+
+  // `read()` is the message that came with the next block.
+  FLASHGEN_DEVICE void begin(const auto&, const auto&, const auto& read) { advance(read); }
+  FLASHGEN_DEVICE void advance(const auto& read) {
+    const Message message = read();
+    block = message.block;
+    flags = message.flags;
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (flags & 1u) != 0; }
+
+  struct Own {
+    i32 consumer;
+  };
+  FLASHGEN_DEVICE static Own own_of(const auto&, const auto&, i32 consumer) { return {consumer}; }
+  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (flags >> (kEmpty + own.consumer) & 1u) != 0; }
+  FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
+    return (flags >> (kFull + own.consumer) & 1u) == 0;
+  }
+};
+
+// ---- flashgen/sm90/tile_checks.cuh
+// Which tiles of queries a block computes again, because their first results cannot be trusted.
+//
+// Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
+// softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
+// 0, but 0 * NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row.
+// The scheduler announces a failed tile again as `careful`, and all tiles of the block from then on. A
+// careful tile has a running maximum, and its products of blocks that the mask cuts leave out NaN and
+// infinity (careful_product.cuh).
+
+template <i32 consumer_warps>
+struct TileChecks {
+  // A consumer releases an announcement after it has stored and checked the tile. So when the scheduler
+  // refills the tile's slot, it knows the tile's checks.
+  static constexpr u32 kTiles = kForwardTileStages;
+  static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
+
+  // Its only phase ends when the consumers have checked all tiles that were announced before the drain.
+  u64 drained;
+  // Of the last tiles: their numbers, and for each warp whether a row failed.
+  i32 numbers[kTiles];
+  u8 failed[kTiles][consumer_warps];
+  // The numbers of the tiles to compute again: `queued` of them, of which `taken` were announced. There are
+  // at most kTiles, because later tiles are careful.
+  i32 queue[kTiles];
+  u32 queued, taken;
+
+  // One thread calls this first.
+  FLASHGEN_DEVICE void init() {
+    mbarrier_init(shared_address(&drained), consumer_warps);
+    queued = taken = 0;
+  }
+
+  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
+    if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
+  }
+  FLASHGEN_DEVICE void arrive_drained(Thread thread) {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
+  }
+
+  // ---- All lanes of the scheduler's warp
+  FLASHGEN_DEVICE void wait_drained(Thread thread) {
+    if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
+    warp_sync();
+  }
+  FLASHGEN_DEVICE void queue_if_failed(u32 index, Thread thread) {
+    const bool is_warp = thread.lane < consumer_warps;
+    if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
+    if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
+  }
+  // ---- One lane of it
+  FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
+  FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
+  FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
+};
+
+// ---- flashgen/sm90/sections.cuh
+// The order in which persistent blocks draw tiles.
+//
+// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
+// section the turn varies slowest.
+
+// A tile's turn among those of its head, and the head, counted over all sequences.
+struct SectionTile {
+  i32 turn;
+  i32 head;
+};
+
+// Tile `number` of `tiles`.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionTile section_tile(i32 number, i32 tiles, i32 tiles_of_head) {
+  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
+  const i32 partial = tiles / tiles_of_head % section_heads, rest = number - partial * tiles_of_head;
+  i32 first_head = 0, section = partial;
+  if (rest >= 0) {
+    section = section_heads;
+    first_head = partial + rest / (section * tiles_of_head) * section;
+    number = rest % (section * tiles_of_head);
+  }
+  return {number / section, first_head + number % section};
+}
+
+// p.counter is two counters: of tiles drawn, and of blocks that have drawn their last one. The last block
+// resets both for the next launch.
+FLASHGEN_DEVICE void leave_counters(const auto& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
+  }
+}
+
+// ---- flashgen/sm90/tile_scheduler.cuh
+// Which tile of queries a persistent block computes next: the TileScheduler policy of the forward mainloop.
+//
+// The order is that of sections.cuh. Where tiles differ in length, the last tile of a head is the longest and
+// comes first.
+
+// The first query of the tile whose turn it is.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE i32 first_row(i32 turn, i32 tiles_of_head) {
+  // Sections of several heads mean that tiles differ in length.
+  return (cfg.section_heads > 1 ? tiles_of_head - 1 - turn : turn) * cfg.tile_q;
+}
+
+// All sequences have the same length.
+template <ForwardSm90Config cfg, class Params>
+struct DynamicScheduler {
+  const Params& p;
+
+  // The number of the block's first tile, and of each later one.
+  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
+  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
+  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
+  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
+    if (number >= p.tiles) return {0, 0, 0, 0, TileKind::end};
+    const SectionTile place = section_tile<cfg.section_heads>(number, p.tiles, p.q_tiles);
+    const i32 first_q = first_row<cfg>(place.turn, p.q_tiles);
+    const i32 sequence = place.head / p.heads_q, head = place.head - sequence * p.heads_q;
+    return {first_q, head, head / p.group, sequence, TileKind::normal};
+  }
+  // Each block calls this once, after its last draw.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
+};
+
+// ---- flashgen/sm90/scheduler_warp.cuh
+// The scheduler: one warp that draws tiles and announces them to the producer and the consumers. It announces
+// failed tiles again when all others are done (tile_checks.cuh).
+
+template <class TileScheduler, class Params, class Tile, class Shared>
+struct SchedulerWarp {
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  RingState<kForwardTileStages> tile_at;
+
+  // Writes the announcement into its slot, which is empty.
+  FLASHGEN_DEVICE void announce(const Tile& tile) {
+    if (thread.lane == 0) {
+      shared.tile(tile_at) = tile;
+      mbarrier_arrive(shared.tile_ring().full(tile_at));
+    }
+    warp_sync();
+    tile_at.advance();
+  }
+  // Looks at the checks of the last tiles, whose slots were not filled again.
+  FLASHGEN_DEVICE void check_last(u32 tiles) {
+    shared.checks().wait_drained(thread);
+#pragma unroll 1
+    for (u32 i = tiles < kForwardTileStages ? 0 : tiles - kForwardTileStages + 1; i < tiles; ++i)
+      shared.checks().queue_if_failed(i, thread);
+  }
+
+  FLASHGEN_DEVICE void run() {
+    TileScheduler tiles{p};
+    auto& checks = shared.checks();
+    bool is_drained = false;
+    for (i32 number = tiles.first();;) {
+      const u32 index = tile_at.count;
+      if (thread.lane == 0) shared.tile_ring().wait_empty(tile_at);
+      warp_sync();
+      if (!is_drained && index >= kForwardTileStages)
+        checks.queue_if_failed(index - kForwardTileStages, thread);
+      Tile tile = tiles.tile(number, thread);
+      if (tile.kind == TileKind::end) {
+        if (is_drained) break;
+        is_drained = true;
+        tile.kind = TileKind::drain;
+        announce(tile);
+        check_last(index);
+      } else {
+        if (thread.lane == 0) {
+          if (!is_drained) checks.set_number(index, number);
+          if (checks.any_failed()) tile.kind = TileKind::careful;
+        }
+        announce(tile);
+      }
+      // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
+      // blocks have nothing left.
+      named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
+      i32 next = 0;
+      if (thread.lane == 0) {
+        next = is_drained ? checks.next_failed() : tiles.draw();
+      }
+      number = shuffle(next, 0);
+    }
+    Tile end = {};
+    end.kind = TileKind::end;
+    announce(end);
+    if (thread.lane == 0) tiles.leave();
+  }
+};
 
 // ---- flashgen/score.cuh
 // Scores: what becomes of logits before the softmax.
@@ -1771,10 +1808,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
 // The unit of what an expression makes of a product.
 template <class Logits>
 struct LogitsOf {
-  template <class Params>
-  FLASHGEN_DEVICE static Logits from(const Params&) {
-    return {};
-  }
+  FLASHGEN_DEVICE static Logits from(const auto&) { return {}; }
 };
 
 // Scores and sinks that expressions compute. `Score` is the kernel's own struct of that name.
@@ -1791,14 +1825,10 @@ struct ExpressionScore {
   template <i32 columns>
   using Pairs = PairsOf<columns>;
 
-  template <class Params>
-  FLASHGEN_DEVICE static Logits logits(const Params& p) {
-    return LogitsOf<Logits>::from(p);
-  }
+  FLASHGEN_DEVICE static Logits logits(const auto& p) { return LogitsOf<Logits>::from(p); }
   // For the warp's rows from `q` on and the keys from `key` on.
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static Pairs<columns> load(const Params& p, const Tile& tile, i32 q, i32 key,
-                                             Thread thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static Pairs<columns> load(const auto& p, const auto& tile, i32 q, i32 key, Thread thread) {
     if constexpr (loads_ahead) {
       const Score score = tile.template score<Score>(p);
       return {score.template pairs_at<columns / 8>(q + thread.row(), key, thread)};
@@ -1806,367 +1836,59 @@ struct ExpressionScore {
       return {};
     }
   }
-  template <i32 columns, class Params, class Tile>
-  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, const Pairs<columns>& pairs, const Params& p,
-                                    const Tile& tile, i32 q, i32 key, Thread thread) {
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, const Pairs<columns>& pairs, const auto& p,
+                                    const auto& tile, i32 q, i32 key, Thread thread) {
     if constexpr (loads_ahead) {
       change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread, pairs.loaded);
     } else if constexpr (changes_scores) {
       change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread);
     }
   }
-  template <class Params, class Tile>
-  FLASHGEN_DEVICE static float sink(const Params& p, const Tile& tile) {
+  FLASHGEN_DEVICE static float sink(const auto& p, const auto& tile) {
     return tile.template score<Score>(p).sink();
   }
 };
 
-// ---- flashgen/sm90/tile_checks.cuh
-// Which tiles of queries a block repeats, because their first results cannot be trusted.
-//
-// Two things can spoil a result. A row's logits may outgrow the reference maximum of the anchored softmax.
-// And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is 0, but 0 *
-// NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row. The
-// scheduler announces a failed tile again as `careful`, and so are all tiles of the block from then on. In a
-// careful tile maxima are running, and products of blocks that the mask cuts leave out what is not finite
-// (careful_product.cuh).
-
-template <i32 consumer_warps>
-struct TileChecks {
-  // Consumers give an announcement back when they have stored and checked the tile. So the scheduler knows
-  // the checks of a tile when it fills the tile's slot again.
-  static constexpr u32 kTiles = kForwardTileStages;
-  static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's checks");
-
-  // Its only phase ends when the consumers have checked all tiles that were announced before the pause.
-  u64 settled;
-  // Of the last tiles: their numbers, and for each warp whether a row failed.
-  i32 numbers[kTiles];
-  u8 failed[kTiles][consumer_warps];
-  // The numbers of the tiles to repeat, how many there are, and how many were announced again. There are no
-  // more, because later tiles are careful.
-  i32 list[kTiles];
-  u32 listed, repeated;
-
-  // By one thread, before all else.
-  FLASHGEN_DEVICE void init() {
-    mbarrier_init(shared_address(&settled), consumer_warps);
-    listed = repeated = 0;
-  }
-
-  // ---- For consumer warps: tile `index` of the block is stored; and all tiles are.
-  FLASHGEN_DEVICE void record(u32 index, i32 warp, bool has_failed, Thread thread) {
-    if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
-  }
-  FLASHGEN_DEVICE void settle(Thread thread) {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared_address(&settled));
-  }
-
-  // ---- For the scheduler's warp, ...
-  FLASHGEN_DEVICE void wait_settled(Thread thread) {
-    if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&settled), 0);
-    warp_sync();
-  }
-  // Lists tile `index` if it has failed.
-  FLASHGEN_DEVICE void check(u32 index, Thread thread) {
-    const bool is_warp = thread.lane < consumer_warps;
-    if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
-    if (thread.lane == 0) list[listed++] = numbers[index % kTiles];
-  }
-  // ... and for one lane of it.
-  FLASHGEN_DEVICE void note(u32 index, i32 number) { numbers[index % kTiles] = number; }
-  FLASHGEN_DEVICE bool any_failed() const { return listed > 0; }
-  FLASHGEN_DEVICE i32 next_failed() { return repeated < listed ? list[repeated++] : 0x7fffffff; }
-};
-
-// ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
-// is the Tile policy of the mainloop.
-
-// What consumers do with an announced tile.
-enum class TileKind : i32 {
-  // There is no further tile.
-  end,
-  // No further tile is known. One to repeat may follow once all results are checked.
-  pause,
-  normal,
-  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
-  careful,
-};
-
-// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
-struct alignas(16) DenseTile {
-  i32 first_q;
-  i32 head;
-  i32 sequence;
-  TileKind kind;
-
-  // Whether the rows of a sequence end where the tensor ends, so that TMA does not load or store others.
-  static constexpr bool ends_with_tensor = true;
-  // Whether all lanes of the producer load keys and values, not only one.
-  static constexpr bool warp_loads = false;
-
-  // How many queries and keys the sequence has, and how many rows of results.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_q;
-  }
-  template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    return Mask::of(p, sequence, head);
-  }
-  template <class Score, class Params>
-  FLASHGEN_DEVICE Score score(const Params& p) const {
-    return {p, sequence, head};
-  }
-
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
-    q.load(p.q_map, barrier, first_q, head, sequence);
-  }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
-  }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
-  }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void store_o(Panels o, const Params& p, i32 q) const {
-    o.store(p.o_map, q, head, sequence);
-  }
-  // The sequence's rows of the head in O, and in the log-sum-exp.
-  template <class Params>
-  FLASHGEN_DEVICE auto o_rows(const Params& p) const {
-    return GlobalRows{p.o + sequence * p.o_batch + head * p.o_head, p.o_row, p.len_q};
-  }
-  template <class Params>
-  FLASHGEN_DEVICE float* lse_rows(const Params& p) const {
-    return p.lse + (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q;
-  }
-};
-
-// ---- flashgen/sm90/tile_scheduler.cuh
-// Which tile of queries a persistent block computes next.
-//
-// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose keys and values then stay in the L2 cache.
-// Within a section the tile varies slowest, and the longest tiles come first where tiles differ in length.
-
-// Where a tile of some heads of one sequence lies: the number of its head, and its place among the head's
-// tiles.
-struct HeadPlace {
-  i32 head;
-  i32 tile;
-};
-
-// Tile `number` of `heads` heads with `tiles` tiles each.
-template <ForwardSm90Config cfg>
-FLASHGEN_DEVICE HeadPlace place_in_sections(i32 number, i32 heads, i32 tiles) {
-  // A partial section comes first: at the end its few long tiles would leave most blocks without work.
-  const i32 partial = heads % cfg.section_heads, rest = number - partial * tiles;
-  i32 first_head = 0, section = partial;
-  if (rest >= 0) {
-    section = cfg.section_heads;
-    first_head = partial + rest / (section * tiles) * section;
-    number = rest % (section * tiles);
-  }
-  const i32 turn = number / section;
-  return {first_head + number % section, cfg.longest_first ? tiles - 1 - turn : turn};
-}
-
-// Drawing numbers is the same for all kinds of tiles.
-template <class Params>
-struct TileCounter {
-  const Params& p;
-
-  FLASHGEN_DEVICE static i32 first() { return block_idx_x(); }
-  FLASHGEN_DEVICE i32 draw() const { return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u)); }
-  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const {
-    if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-      store_release(p.counter, 0u);
-      store_release(p.counter + 1, 0u);
-    }
-  }
-};
-
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
-template <ForwardSm90Config cfg, class Params, class Tile>
-struct TileScheduler : TileCounter<Params> {
-  using Rows = typename Tile::Rows;
-
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
-
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
-  FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
-    const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, TileKind::end, {}}};
-  }
-};
-
-// All sequences have the same length.
-template <ForwardSm90Config cfg, class Params>
-struct TileScheduler<cfg, Params, DenseTile> : TileCounter<Params> {
-  // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
-  FLASHGEN_DEVICE DenseTile tile(i32 number, Thread) const {
-    const Params& p = this->p;
-    if (number >= p.tiles) return {0, 0, 0, TileKind::end};
-    const HeadPlace place = place_in_sections<cfg>(number, p.tiles / p.q_tiles, p.q_tiles);
-    return {place.tile * cfg.tile_q, place.head % p.heads_q, place.head / p.heads_q, TileKind::normal};
-  }
-};
-
-// ---- flashgen/strip.cuh
-// Writing a warpgroup's results to shared and global memory.
-
-// Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
-// row() + 8 of the lanes have a factor each.
-template <class Tile>
-FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& strip, const float (&scale)[2],
-                                 Thread thread) {
-  using T = typename Tile::Element;
-  const float low = scale[0], high = scale[1];
-  const u32 first = tile.first_chunk(row, thread);
-#pragma unroll
-  for (i32 n = 0; n < Tile::cols / 16; ++n) {
-    const float* const o = strip + 8 * n;
-    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
-                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(Tile::chunk_after(first, n), words);
-  }
-}
-
-// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
-// four words of what was everyone's words[q].
-FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
-#pragma unroll
-  for (i32 bit = 1; bit < 4; bit *= 2) {
-    const bool upper = thread.lane & bit;
-#pragma unroll
-    for (i32 pair = 0; pair < 2; ++pair) {
-      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
-      const u32 sent = upper ? words[i] : words[j];
-      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
-      words[i] = upper ? received : words[i];
-      words[j] = upper ? words[j] : received;
-    }
-  }
-}
-
-// ---- flashgen/sm90/write_rows.cuh
-// Storing a warp's rows from registers.
-
-// Writes 16 rows of a strip from `row` on, as far as the tensor has them, and `valid` columns of each, a
-// multiple of eight. The lanes of a quad exchange their columns, so that each writes 16 bytes at once.
-template <i32 valid, class T, i32 columns>
-FLASHGEN_DEVICE void write_rows(GlobalRows<T> rows, i32 row, const float (&strip)[columns],
-                                const float (&scale)[2], Thread thread) {
-  constexpr i32 blocks = columns / 4;  // of eight columns
-  static_assert(valid <= 8 * blocks && valid % 8 == 0, "a lane writes eight columns at once");
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 own = row + 8 * h + thread.row();
-#pragma unroll
-    for (i32 first = 0; first < blocks; first += 4) {
-      Vec16 eight;
-#pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const i32 block = smaller(first + k, blocks - 1);
-        const float* const o = strip + 4 * block + 2 * h;
-        eight.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
-      }
-      transpose_quad(eight.words, thread);
-      const i32 column = 8 * (first + thread.lane % 4);
-      if (own < rows.row_count && column < valid) *reinterpret_cast<Vec16*>(rows.at(own, column)) = eight;
-    }
-  }
-}
-
 // ---- flashgen/sm90/forward_mainloop.cuh
-// The forward pass on Hopper: O = softmax(Q K^T) V.
+// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. One warp, the scheduler, draws tiles of queries and
-// announces them. Another, the producer, copies their Q, K and V to shared memory by TMA. Warpgroups of
-// consumers own 64 query rows each: they multiply by wgmma and take exponentials in between. Line numbers in
-// comments are those of Algorithm 1 of the FlashAttention-2 paper.
-//
-// All tiles of a block are one stream of steps, a step being one block of keys for one tile of queries. A
-// consumer issues the products Q K^T of the next step together with P V of the current one, also where the
-// next step begins another tile. So tensor cores do not drain between tiles:
+// One warp, the scheduler, draws tiles of queries and announces them. Another, the producer, copies their Q,
+// K and V to shared memory by TMA. Warpgroups of consumers own 64 query rows each. All tiles of a block are
+// one stream of steps, a step being one block of keys for one tile. A consumer issues Q K^T of the next step
+// together with P V of the current one, also across tiles, so tensor cores do not drain between them:
 //
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Policies: Tile says where rows lie (query_tile.cuh), Mask and Blocks which keys a row may attend to
-// (key_blocks.cuh), Score what becomes of the products (scores.cuh), Dropout which probabilities are dropped
-// (dropping.cuh). Smem holds the offsets of the shared-memory map.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets of
+// the shared-memory map. The headers of the other policies describe them.
 
-template <ForwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
-          class Score, class Dropping>
+template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
+          class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+  // The producer asks for a tile when so many blocks of the current one follow.
+  static constexpr i32 kBlocksAfterRequest = 4;
+  // With more consumers the other warpgroups' products keep the tensor cores busy during exponentials.
+  static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
+  // Whether V may hold values for keys that a row must not attend to.
+  static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.k_stages>;
-  using VRing = Ring<cfg.v_stages>;
+  using KRing = Ring<cfg.stages>;
+  using VRing = Ring<cfg.stages>;
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Logits = typename Score::Logits;
-  using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
-  using Kept = typename Dropping::template Kept<cfg.tile_kv>;
+  using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
+  using Probabilities = Rounded<cfg.tile_kv>;
   using Message = typename Blocks::Message;
-  // Whether V may hold values for keys that a row must not attend to.
-  static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   // ---- What the warps of a block share
 
@@ -2174,30 +1896,20 @@ struct ForwardMainloop {
     u8* base;
     u32 start;
 
-    FLASHGEN_DEVICE QTile q(typename QRing::Where at) const {
-      return QTile{start + Smem::kQ}.slot(at.slot());
-    }
-    FLASHGEN_DEVICE KTile k(typename KRing::Where at) const {
-      return KTile{start + Smem::kK}.slot(at.slot());
-    }
-    FLASHGEN_DEVICE VTile v(typename VRing::Where at) const {
-      return VTile{start + Smem::kV}.slot(at.slot());
-    }
+    FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+    FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
+    FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
     FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
     FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
     FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
     FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
     // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
-    FLASHGEN_DEVICE Tile& tile(typename TileRing::Where at) const {
+    FLASHGEN_DEVICE Tile& tile(auto at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
-    FLASHGEN_DEVICE Message& message(typename KRing::Where at) const
-      requires Blocks::sends_messages
-    {
+    FLASHGEN_DEVICE Message& message(auto at) const {
       return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
     }
-    // A phase ends when the producer asks for another tile.
-    FLASHGEN_DEVICE u32 requests() const { return start + Smem::kRequests; }
     FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
 
     FLASHGEN_DEVICE void init() const {
@@ -2206,107 +1918,48 @@ struct ForwardMainloop {
       v_ring().init(1, kConsumerWarps);
       // The producer reads announcements, too.
       tile_ring().init(1, kConsumerWarps + 1);
-      mbarrier_init(requests(), 1);
       checks().init();
       fence_mbarrier_init();
     }
   };
 
-  // ---- The scheduler: one warp that announces tiles to the producer and the consumers
+  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots and copies:
+  // another lane that came late to a barrier could miss a phase.
 
-  struct Scheduler {
-    const Params& p;
-    Shared shared;
-    Thread thread;
-    typename TileRing::Where tile_at;
-
-    // Writes the announcement into its slot, which is empty.
-    FLASHGEN_DEVICE void announce(const Tile& tile) {
-      if (thread.lane == 0) {
-        shared.tile(tile_at) = tile;
-        mbarrier_arrive(shared.tile_ring().full(tile_at));
-      }
-      warp_sync();
-      tile_at.advance();
-    }
-    // Checks the tiles whose slots were not filled again.
-    FLASHGEN_DEVICE void check_last(u32 tiles) {
-      shared.checks().wait_settled(thread);
-#pragma unroll 1
-      for (u32 i = tiles < kForwardTileStages ? 0 : tiles - kForwardTileStages + 1; i < tiles; ++i)
-        shared.checks().check(i, thread);
-    }
-
-    FLASHGEN_DEVICE void run() {
-      TileScheduler<cfg, Params, Tile> tiles{p};
-      Checks& checks = shared.checks();
-      bool is_paused = false;
-      for (i32 number = tiles.first();;) {
-        const u32 index = tile_at.count;
-        if (thread.lane == 0) shared.tile_ring().wait_empty(tile_at);
-        warp_sync();
-        if (!is_paused && index >= kForwardTileStages) checks.check(index - kForwardTileStages, thread);
-        Tile tile = tiles.tile(number, thread);
-        if (tile.kind == TileKind::end) {
-          if (is_paused) break;
-          is_paused = true;
-          tile.kind = TileKind::pause;
-          announce(tile);
-          check_last(index);
-        } else {
-          if (thread.lane == 0) {
-            if (!is_paused) checks.note(index, number);
-            if (checks.any_failed()) tile.kind = TileKind::careful;
-          }
-          announce(tile);
-        }
-        // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
-        // blocks have nothing left.
-        i32 next = 0;
-        if (thread.lane == 0) {
-          mbarrier_wait(shared.requests(), index % 2);
-          next = is_paused ? checks.next_failed() : tiles.draw();
-        }
-        number = shuffle(next, 0);
-      }
-      Tile end = {};
-      end.kind = TileKind::end;
-      announce(end);
-      if (thread.lane == 0) tiles.leave();
-    }
-  };
-
-  // ---- The producer: one warp that loads Q, K and V
-
-  // Only one lane waits for empty slots and copies: another lane that came late to a barrier could miss a
-  // phase.
   struct Producer {
     const Params& p;
     Shared shared;
     Thread thread;
     bool elected;
-    typename QRing::Where q_at;
-    typename KRing::Where k_at;
-    typename VRing::Where v_at;
-    typename TileRing::Where tile_at;
-    // The last block whose values are not loaded yet, if any, and the announcement of its tile.
-    i32 values_block = -1;
-    typename TileRing::Where values_at;
+    typename QRing::State q_at;
+    typename KRing::State k_at;
+    typename VRing::State v_at;
+    typename TileRing::State tile_at;
+    // The first tile whose Q is not loaded yet.
+    typename TileRing::State q_tile_at;
+    // The block whose V is not loaded yet, if any, and the announcement of its tile.
+    i32 pending_block = -1;
+    typename TileRing::State pending_tile;
 
-    // Whether this lane loads keys and values. If all do, they follow the one that has waited.
+    // Whether this lane loads K and V. If all do, they follow the one that has waited.
     FLASHGEN_DEVICE bool may_load() const {
       if constexpr (Tile::warp_loads) warp_sync();
       return Tile::warp_loads || elected;
     }
-    FLASHGEN_DEVICE void load_queries(const Tile& tile) {
+    // Loads Q of the tile at q_tile_at, unless there is no such tile.
+    FLASHGEN_DEVICE void load_q() {
+      shared.tile_ring().wait_full(q_tile_at);
+      const Tile tile = shared.tile(q_tile_at);
+      if (tile.kind < TileKind::normal) return;
       if (elected) {
         shared.q_ring().wait_empty(q_at);
         mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
         tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
       }
       q_at.advance();
+      q_tile_at.advance();
     }
-    FLASHGEN_DEVICE void load_keys(const Tile& tile, i32 block, const Message& message) {
+    FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
       if (elected) {
         shared.k_ring().wait_empty(k_at);
         if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
@@ -2315,22 +1968,23 @@ struct ForwardMainloop {
       if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
       k_at.advance();
     }
-    // Values are loaded after the keys of the next step, because consumers need them later.
-    FLASHGEN_DEVICE void load_last_values() {
-      if (values_block < 0) return;
+    // V of a step is loaded after K of the next one, because consumers need it later.
+    FLASHGEN_DEVICE void load_pending_v() {
+      if (pending_block < 0) return;
+      const Tile tile = shared.tile(pending_tile);
       if (elected) {
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
       }
-      const i32 first_key = values_block * cfg.tile_kv;
       if (may_load())
-        shared.tile(values_at).load_v(shared.v(v_at), p, shared.v_ring().full(v_at), first_key, thread);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
       v_at.advance();
-      if (values_at.count != tile_at.count) shared.tile_ring().release(values_at, thread);
-      values_block = -1;
+      if (pending_tile.count != tile_at.count) shared.tile_ring().release(pending_tile, thread);
+      pending_block = -1;
     }
     FLASHGEN_DEVICE void request_tile() {
-      if (elected) mbarrier_arrive(shared.requests());
+      warp_sync();
+      named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
     }
 
     FLASHGEN_DEVICE void run() {
@@ -2338,21 +1992,31 @@ struct ForwardMainloop {
         shared.tile_ring().wait_full(tile_at);
         const Tile tile = shared.tile(tile_at);
         if (tile.kind < TileKind::normal) {
-          load_last_values();
+          load_pending_v();
           shared.tile_ring().release(tile_at, thread);
           if (tile.kind == TileKind::end) return;
           request_tile();
+          q_tile_at.advance();
           continue;
         }
-        bool is_first = true;
-        Blocks::for_each(p, tile, thread, [&](i32 block, bool is_last, const Message& message) {
-          if (is_last) request_tile();
-          load_keys(tile, block, message);
-          load_last_values();
-          if (is_first) load_queries(tile);
-          is_first = false;
-          values_block = block;
-          values_at = tile_at;
+        bool has_requested = false;
+        Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
+          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
+          // meanwhile the elected lane would stand still.
+          warp_sync();
+          // Late, so that a tile does not wait here while other blocks have nothing left, but so early that
+          // its Q arrives in time.
+          if (!has_requested && left <= kBlocksAfterRequest) {
+            request_tile();
+            has_requested = true;
+          }
+          load_k(tile, block, message);
+          load_pending_v();
+          if (q_tile_at.count == tile_at.count) load_q();
+          if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1)
+            load_q();
+          pending_block = block;
+          pending_tile = tile_at;
         });
       }
     }
@@ -2360,16 +2024,15 @@ struct ForwardMainloop {
 
   // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
-  // A block of keys for a tile of queries.
+  // A block of keys for a tile of queries. Its members are words: flags would not stay in uniform registers.
   struct Step {
     TileKind kind;
-    i32 block;
-    bool is_last;
+    Blocks blocks;
     // Whether O holds products of an earlier step of the tile.
-    bool accumulates;
-    // Whether the mask forbids some pair of the consumer's rows.
-    bool is_cut;
+    i32 accumulates;
 
+    FLASHGEN_DEVICE bool is_last() const { return blocks.is_last(); }
+    FLASHGEN_DEVICE i32 first_key() const { return blocks.block * cfg.tile_kv; }
     FLASHGEN_DEVICE bool exists() const { return kind >= TileKind::normal; }
     FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
   };
@@ -2380,17 +2043,16 @@ struct ForwardMainloop {
     Thread thread;
     // Which consumer this is.
     i32 number;
-    typename QRing::Where q_at;
-    typename KRing::Where k_at;
-    typename VRing::Where v_at;
-    typename TileRing::Where tile_at;
+    typename QRing::State q_at;
+    typename KRing::State k_at;
+    typename VRing::State v_at;
+    typename TileRing::State tile_at;
     // Of the step that was begun last.
     Tile tile;
-    Blocks blocks;
-    Softmax softmax;
+    typename Blocks::Own own;
+    RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
-    Rounded<cfg.tile_kv> probabilities;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -2408,22 +2070,27 @@ struct ForwardMainloop {
       shared.tile_ring().wait_full(tile_at);
       tile = shared.tile(tile_at);
       tile_at.advance();
-      if (tile.kind < TileKind::normal) return {tile.kind, 0, true, false, false};
-      blocks.begin(p, tile, [&]() { return read_message(); });
-      return step_of(false);
+      Step step = {tile.kind, {}, 0};
+      if (step.exists()) {
+        step.blocks.begin(p, tile, [&]() { return read_message(); });
+        own = Blocks::own_of(p, tile, number);
+      }
+      return step;
     }
     FLASHGEN_DEVICE Step after(const Step& step) {
-      if (step.is_last) return next_tile();
-      blocks.advance([&]() { return read_message(); });
-      return step_of(true);
+      if (step.is_last()) return next_tile();
+      Step next = step;
+      next.accumulates = 1;
+      next.blocks.advance([&]() { return read_message(); });
+      return next;
     }
-    FLASHGEN_DEVICE Step step_of(bool accumulates) const {
-      return {tile.kind, blocks.block, blocks.is_last(), accumulates, blocks.needs_mask(p, tile, number)};
-    }
-    // Whether the step concerns this consumer. The last one of a tile always does, because results follow it.
+    // Whether the step that was begun last concerns this consumer. The last one of a tile always does,
+    // because results follow it.
     FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last || !blocks.is_empty(p, tile, number);
+      return step.is_last() || !step.blocks.is_empty(own);
     }
+    // Whether the mask forbids some pair of the consumer's rows and that step.
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -2436,163 +2103,74 @@ struct ForwardMainloop {
     // ---- The parts of a step
 
     // Line 8: S = Q K^T.
-    FLASHGEN_DEVICE void issue_scores_of() {
+    FLASHGEN_DEVICE void issue_qk() {
       // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no
       // registers.
       const i32 row = number * kWarpgroupRows, own_row = cfg.q_stages > 1 ? row : opaque(row);
       issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
     }
     // Line 10: O += P V.
-    FLASHGEN_DEVICE void issue_output_of(const Step& step) {
-      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates);
+    FLASHGEN_DEVICE void issue_pv(const Step& step, const Probabilities& probabilities) {
+      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    FLASHGEN_DEVICE void release_keys(const Step& step) {
+    FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
-      if (step.is_last) {
+      if (step.is_last()) {
         shared.q_ring().release(q_at, thread);
         q_at.advance();
       }
     }
-    FLASHGEN_DEVICE void release_values() {
+    FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
-    FLASHGEN_DEVICE static i32 first_key(const Step& step) { return step.block * cfg.tile_kv; }
     FLASHGEN_DEVICE Kept draw_kept(const Step& step) const {
-      return Dropping::template draw<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+      return DropoutPolicy::template draw<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
-      return Score::template load<cfg.tile_kv>(p, tile, first_q(), first_key(step), thread);
+      return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
-    // Whether the step may need a mask or move a reference maximum. In most steps neither holds, so one
-    // branch tests both. It is computed while products are under way, as what comes after them delays every
-    // step.
+    // Whether the step may need a mask or a new reference maximum. In most steps neither holds, so one branch
+    // tests both. It is computed while products are under way, as what comes after them delays every step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
-      return opaque(step.is_cut || softmax.may_move() || step.is_careful()) != 0;
+      return opaque(is_cut(step) || softmax.needs_max() || step.is_careful()) != 0;
     }
     // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
-    // softmax.factor.
+    // softmax.scores_scale.
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_keys(step);
+      release_k(step);
       const Logits logits = Score::logits(p);
-      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), first_key(step), thread);
+      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), step.first_key(), thread);
       bool rescales = false;
       if (checks) {
-        if (step.is_cut)
-          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), first_key(step),
+        if (is_cut(step))
+          mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), step.first_key(),
                     thread);
-        rescales = softmax.move(scores, logits, !cfg.anchored || step.is_careful());
+        rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
       }
       softmax.exponentiate(scores, logits);
-      Dropping::template apply<cfg.tile_kv>(scores, kept);
+      DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
       return rescales;
     }
 
     // ---- Results
 
-    // The announcement of the tile whose results are not stored yet. The one after it has been read, too.
-    FLASHGEN_DEVICE typename TileRing::Where stored_at() const { return {tile_at.count - 2}; }
+    // The announcement of the tile whose results are not stored yet: the next one has been read, too.
+    FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
 
-    // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      const Tile tile = shared.tile(stored_at());
-      // Addresses are computed here, rather than kept in registers throughout.
-      const Thread thread = this->thread.again();
-      const i32 warp_row = number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
-                row = tile.first_q + warp_row;
-      const Logits logits = Score::logits(p);
-      rows.finish();
-      const i32 used = tile.len_q(p) - row;
-      if constexpr (!Tile::ends_with_tensor) clear_unused(rows, used, thread);
-      // Written so that NaN is suspect. NaN or infinity in V shows in every row that is multiplied by it, so
-      // one of the lane's rows suffices.
-      bool is_suspect = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
-      if constexpr (kForbidsValues) is_suspect = is_suspect || !is_finite_row(out);
-      float scale[2];
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        scale[h] = 1.0f;
-        if constexpr (Score::has_sink) {
-          const float sink = logits.as_reference_max(Score::sink(p, tile));
-          const float reference = maximum(rows.reference_max[h], sink);
-          const bool is_used = Tile::ends_with_tensor || 8 * h + thread.row() < used;
-          if (sink > -kInfinity && is_used) {
-            scale[h] = exp2_approx(logits.powers(rows.reference_max[h] - reference));
-            rows.sum[h] = rows.sum[h] * scale[h] + exp2_approx(logits.powers(sink - reference));
-            rows.reference_max[h] = reference;
-          }
-        }
-        scale[h] *= rows.normalizer(h) * Dropping::factor(p);
-      }
-      shared.checks().record(stored_at().count, thread.warp - 4,
-                             warp_any(is_suspect && tile.kind != TileKind::careful), thread);
-      const i32 end = tile.result_rows(p);
-      // TMA stores whole warps' rows where others follow in memory.
-      const bool by_tma = cfg.stores_by_tma && (Tile::ends_with_tensor || row + kWarpRows <= end);
-      if (by_tma) {
-        store_by_tma(tile, scale, warp_row, row, end, thread);
-      } else {
-        write_rows<cfg.stored_columns>(tile.o_rows(p), row, out, scale, thread);
-      }
-      if (thread.column() == 0) {
-        float* const lse = tile.lse_rows(p) + row;
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const i32 own = 8 * h + thread.row();
-          if (row + own < end) lse[own] = rows.log_sum_exp(h, logits);
-        }
-      }
-      shared.tile_ring().release(stored_at(), thread);
-    }
-
-    // Each warp stores its own 16 rows. The previous ones must have left shared memory; and if this tile is
-    // repeated, its first results must have reached global memory.
-    FLASHGEN_DEVICE void store_by_tma(const Tile& tile, const float (&scale)[2], i32 warp_row, i32 row,
-                                      i32 end, Thread thread) {
-      if constexpr (cfg.stores_by_tma) {
-        const OTile o{shared.start + Smem::kO};
-        if (thread.lane == 0) {
-          if (tile.kind == TileKind::careful) {
-            bulk_wait<0>();
-          } else {
-            bulk_wait_read<0>();
-          }
-        }
-        warp_sync();
-        store_strip(o, warp_row, out, scale, thread);
-        fence_proxy_async_shared();
-        warp_sync();
-        if (thread.lane == 0 && row < end) {
-          tile.store_o(o.from_row(warp_row), p, row);
-          bulk_commit();
-        }
-      }
-    }
-
-    // Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
-    FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, i32 used, Thread thread) {
-      if (used >= kWarpRows) return;
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const bool is_used = 8 * h + thread.row() < used;
-        rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
-#pragma unroll
-        for (i32 i = 0; i < cfg.head_dim_v / 4; ++i) {
-          float& o = out[4 * (i / 2) + 2 * h + i % 2];
-          o = is_used ? o : 0.0f;
-        }
-      }
+      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile(), rows);
     }
 
     // ---- The mainloop
 
     FLASHGEN_DEVICE void run() {
-      clear(out);
+      clear_strip(out);
       softmax.reset();
       // The first consumer may issue products at once.
       if (number == cfg.consumers - 1) warp_scheduler_barrier_arrive();
@@ -2602,120 +2180,151 @@ struct ForwardMainloop {
           next = skip_to_own(next);
           // Nothing overlaps the first scores.
           Step step = next;
-          first_step(step);
+          Probabilities probabilities;
+          first_step(step, probabilities);
           next = after(step);
-          while (next.exists() && is_own(next) && !step.is_careful() && !next.is_careful()) {
-            overlapped_step(step, next);
-            step = next;
-            next = after(step);
-          }
-          last_step(step);
+          if (!step.is_careful()) overlap_steps(step, next, probabilities);
+          last_step(step, probabilities);
         }
         if (next.kind == TileKind::end) break;
-        // The pause. A tile that is announced after it may repeat one.
+        // The drain. A tile that is announced after it may be a failed one.
         shared.tile_ring().release({tile_at.count - 1}, thread);
-        shared.checks().settle(thread);
+        shared.checks().arrive_drained(thread);
         next = next_tile();
       }
       // Every arrival needs a sync: the first consumer completes the last one.
       if (number == 0) warp_scheduler_barrier_sync();
-      if (cfg.stores_by_tma && thread.lane == 0) bulk_wait<0>();
+      Epilogue::wait(thread);
     }
 
-    // Passes by steps that do not concern this consumer.
+    // Skips steps that do not concern this consumer.
     FLASHGEN_DEVICE Step skip_to_own(Step step) {
       while (!is_own(step)) {
         shared.k_ring().wait_full(k_at);
-        release_keys(step);
+        release_k(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
-        release_values();
-        const bool accumulates = step.accumulates;
+        release_v();
+        const i32 accumulates = step.accumulates;
         step = after(step);
         step.accumulates = accumulates;
       }
       return step;
     }
-    FLASHGEN_DEVICE void wait_operands(const Step& step, bool is_first) {
+    // From `step`, whose probabilities are known, to the last step before a careful one, before one that does
+    // not concern this consumer, or before the end.
+    FLASHGEN_DEVICE void overlap_steps(Step& step, Step& next, Probabilities& probabilities) {
+      const auto overlap = [&](const Probabilities& from, Probabilities& to) {
+        overlapped_step(step, next, from, to);
+        step = next;
+        next = after(step);
+      };
+      const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
+      if constexpr (kOverlapsOwnProducts) {
+        // Two steps in the loop's body, so that one reads the registers that the other writes.
+        Probabilities others;
+        while (continues()) {
+          overlap(probabilities, others);
+          if (!continues()) {
+            copy_operands(probabilities, others, p.len_q);
+            break;
+          }
+          overlap(others, probabilities);
+        }
+      } else {
+        while (continues()) overlap(probabilities, probabilities);
+      }
+    }
+    FLASHGEN_DEVICE void wait_qk(bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step by itself.
-    FLASHGEN_DEVICE void first_step(const Step& step) {
+    FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
-      wait_operands(step, true);
-      issue_scores_of();
+      wait_qk(true);
+      issue_qk();
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
-      if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.factor);
+      if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.scores_scale);
       round_to<T, cfg.tile_kv>(probabilities, scores);
     }
     // P V of a step together with S and P of the next one.
-    FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next) {
+    FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
+                                         const Probabilities& probabilities,
+                                         Probabilities& next_probabilities) {
       const Pairs pairs = load_pairs(next);
-      wait_operands(next, step.is_last);
+      wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
-      issue_scores_of();
+      issue_qk();
       shared.v_ring().wait_full(v_at);
-      issue_output_of(step);
+      issue_pv(step, probabilities);
       RowStatistics finished = {};
-      if (step.is_last) {
+      if (step.is_last()) {
+        softmax.rows.finish();
         finished = softmax.rows;
         softmax.reset();
       }
       const Kept kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
-      if constexpr (cfg.overlaps_own_products) {
+      if constexpr (kOverlapsOwnProducts) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
-        wgmma_compute_before_wait(softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        round_to<T, cfg.tile_kv>(next_probabilities, scores);
+        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
+                                  shared.start);
         wgmma_wait<0>();
         wgmma_pin(out);
-        release_values();
+        release_v();
       } else {
         wgmma_wait<0>();
         wgmma_pin(out);
-        release_values();
+        release_v();
         rescales = take_exponentials(next, pairs, kept, checks);
+        round_to<T, cfg.tile_kv>(next_probabilities, scores);
       }
-      round_to<T, cfg.tile_kv>(probabilities, scores);
-      if (step.is_last) {
+      if (step.is_last()) {
         store(finished);
       } else if (!cfg.anchored && rescales) {
-        scale_rows(out, softmax.factor);
+        scale_rows(out, softmax.scores_scale);
       }
     }
-    // Whether V holds what must not reach some row.
-    FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
-      if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.is_cut && holds_non_finite(shared.v(v_at), shared.base, thread);
-    }
     // P V of a step by itself.
-    FLASHGEN_DEVICE void last_step(const Step& step) {
+    FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
       shared.v_ring().wait_full(v_at);
       warp_scheduler_barrier_sync();
       if (leaves_out_values(step)) {
-        if (!step.accumulates) clear(out);
+        if (step.accumulates == 0) clear_strip(out);
         u32 allowed[2];
-        const Tile own =
-            shared.tile(step.is_last ? stored_at() : typename TileRing::Where{tile_at.count - 1});
+        const Tile own = tile_of(step);
         find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
-                                      first_key(step), thread);
+                                      step.first_key(), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {
-        issue_output_of(step);
+        issue_pv(step, probabilities);
         wgmma_wait<0>();
         wgmma_pin(out);
       }
-      release_values();
-      if (step.is_last) {
+      release_v();
+      if (step.is_last()) {
+        softmax.rows.finish();
         store(softmax.rows);
         softmax.reset();
       }
+    }
+    // The announcement of a step's tile.
+    FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
+      return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
+    }
+    // Whether V holds NaN or infinity, which must not reach some row.
+    FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
+      if constexpr (!kForbidsValues) return false;
+      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
+             panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
   };
 
@@ -2741,7 +2350,7 @@ struct ForwardMainloop {
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
       if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
-      if (thread.warp == 1) Scheduler{p, shared, thread}.run();
+      if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
     }
   }
 };
@@ -2932,6 +2541,114 @@ struct Survey {
   }
 };
 
+// ---- flashgen/sparse_mask.cuh
+// A lane's pairs of a block of 16 rows under a mask that is more than a band. band.cuh has the same for
+// bands.
+
+// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
+// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
+// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
+// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                    Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::has_rest) {
+#pragma unroll 1
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
+      constexpr i32 at_once = Mask::is_light ? 4 : 1;
+      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+#pragma unroll 1
+      for (i32 begin = 0; begin < count; begin += at_once) {
+#pragma unroll
+        for (i32 i = begin; i < begin + at_once; ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
+template <i32 column_blocks>
+FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
+    }
+  }
+}
+
+// Sets the bits of a lane's pairs that a mask allows.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                  Thread thread) {
+  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
+}
+
+// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
+// computed first.
+template <class Mask>
+constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
+
+// Puts `value` where the mask forbids a pair.
+template <class Mask, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
+                               i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
+    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                             mask.query_at(first_q + thread.row() + 8)};
+    const i32 first_column = first_key + thread.column();
+    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+    const auto allowed_by_order = [&](i32 h) {
+      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
+    };
+    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
+#pragma unroll
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_rest(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
+      }
+    }
+  } else {
+    u32 forbidden[2];
+    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
+    put_where(values, value, forbidden);
+  }
+}
+
 }  // namespace flashgen
 
 // ---- kernels/hopper/forward.cu.j2
@@ -2946,18 +2663,14 @@ constexpr ForwardSm90Config kConfig{
     .tile_q = 128,   // B_r: query rows per block
     .tile_kv = 128,  // B_c: keys per step
     .q_stages = 2,
-    .k_stages = 2,
-    .v_stages = 2,
+    .stages = 2,     // of K and of V
     .consumers = 2,  // warpgroups that compute, 64 query rows each
     .producer_registers = 56,
     .consumer_registers = 224,
-    .section_heads = 32,            // heads whose tiles are scheduled together
-    .longest_first = true,          // the last queries of a head go first
-    .anchored = true,               // exponentials relative to a reference maximum that is set once
-    .overlaps_own_products = true,  // exponentials overlap own P V
-    .stores_by_tma = true,
-    .has_lower = false,  // the band has a lower bound on k - q
-    .has_upper = false,  // the band has an upper bound on k - q
+    .section_heads = 32,  // heads whose tiles are scheduled together
+    .anchored = true,     // exponentials relative to a reference maximum that is set once
+    .has_lower = false,   // the band has a lower bound on k - q
+    .has_upper = false,   // the band has an upper bound on k - q
 };
 
 struct Params {
@@ -3002,9 +2715,8 @@ struct Smem {
   static constexpr u32 kVBarriers = 229440;
   static constexpr u32 kTileBarriers = 229472;
   static constexpr u32 kTiles = 229536;     // the next tiles of queries
-  static constexpr u32 kRequests = 229600;  // the producer asks for another tile
-  static constexpr u32 kMessages = 229616;  // the block of keys in each stage of K
-  static constexpr u32 kChecks = 229632;    // which tiles are to be repeated (tile_checks.cuh)
+  static constexpr u32 kMessages = 229664;  // the block of keys in each stage of K
+  static constexpr u32 kChecks = 229680;    // which tiles are to be repeated (tile_checks.cuh)
 };
 
 // The captured tensors of the expressions below.
@@ -3168,9 +2880,12 @@ struct Score {
 using Blocks = SparseBlocks<kConfig, Mask>;
 using Scoring = ExpressionScore<Score, ScoredLogits, true, false, false>;
 using Tile = DenseTile;
-using Dropping = NoDropout;
+using Scheduler = DynamicScheduler<kConfig, Params>;
+using DropoutPolicy = NoDropout;
+using Epilogue = TmaEpilogue<kConfig, element_t, Smem::kO>;
 
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  ForwardMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Blocks, Scoring, Dropping>::run(p, base);
+  ForwardMainloop<kConfig, element_t, Params, Smem, Scheduler, Tile, Mask, Blocks, Scoring, DropoutPolicy,
+                  Epilogue>::run(p, base);
 }

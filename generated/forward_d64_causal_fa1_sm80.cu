@@ -6,29 +6,22 @@
 // plan     tile_q 64, tile_kv 256, stages 2, warps 8, 256 threads
 // grid     one block for every query head and batch entry
 // smem     149760 bytes
-//            q              0 to  16384  Q_i, 2 slots
-//            k          16384 to  49152  K_j
-//            v          49152 to  81920  V_j
-//            exchange   81920 to 149760  row maxima, row sums and P V of each warp
 // because  B_c = ceil(M / 4d) = 326 and B_r = min(B_c, d) = 64, but at most 256 and multiples of 16
 //
-// contents   36  Integer and 16-bit element types, without any CUDA header.
-//            57  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            96  Moving data.
-//           114  Scalar arithmetic, one instruction each.
-//           150  Warp-wide matrix instructions.
-//           201  Element types.
-//           252  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           317  Operands of warp-level matrix products.
-//           416  Warp-level matrix products.
-//           489  Banded masks.
-//           551  Streaming tiles between global and shared memory.
-//           658  Keeping NaN and infinity where they belong.
-//           717  Single elements from floats.
-//           729  What a softmax takes exponentials of.
-//           743  The exponentials of a softmax that subtracts the maximum of each row.
-//           760  What FlashAttention-1's forward kernel is made of.
-//           838  The kernel: its configuration, parameters and text.
+// contents   29  Instructions, one per function: types, device, copy, math, matrix.
+//           190  Element types.
+//           247  Finding NaN and infinity.
+//           264  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           327  Operands of warp-level matrix products.
+//           426  Warp-level matrix products.
+//           495  Banded masks.
+//           557  Streaming tiles between global and shared memory.
+//           664  Keeping NaN and infinity where they belong.
+//           709  Single elements from floats.
+//           721  What a softmax takes exponentials of.
+//           735  The exponentials of a softmax that subtracts the maximum of each row.
+//           752  What FlashAttention-1's forward kernel is made of.
+//           830  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -120,26 +113,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -207,6 +196,8 @@ constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -220,13 +211,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -249,10 +244,25 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -415,10 +425,6 @@ struct LeftRegisters {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -662,20 +668,6 @@ FLASHGEN_DEVICE void wait_for_copies() {
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
 
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
@@ -735,7 +727,7 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -972,7 +964,7 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
 #pragma unroll 1
       for (i32 strip = 0; strip < kConfig.tile_q; strip += kConfig.strip) {
         // Addresses are computed again for each strip: there are no registers to keep them in.
-        const Thread here = thread.again();
+        const Thread here = thread.recomputed();
         const i32 first_q = i * kConfig.tile_q + strip;
         const i32 warp_key = here.warp * Shape::warp_keys;
         const i32 end_q = smaller(first_q + kConfig.strip, p.len_q);
@@ -1019,7 +1011,7 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
         const Shape::Probabilities probabilities(scores, here);
 #pragma unroll 1
         for (i32 first = 0; first < Shape::dim_v; first += Shape::columns) {
-          const Thread there = here.again();
+          const Thread there = here.recomputed();
           Shape::Output out;
           clear(out);
           multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(

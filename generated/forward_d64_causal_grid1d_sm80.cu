@@ -6,22 +6,16 @@
 // plan     tile_q 64, tile_kv 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 // smem     66560 bytes
-//            q      0 to 16640  Q_i
-//            k  16640 to 33280  K_j
-//            v  33280 to 49920  V_j
-//            p  49920 to 66560  P_ij
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
-// contents  29  Integer and 16-bit element types, without any CUDA header.
-//           46  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           66  Scalar arithmetic, one instruction each.
-//          104  Element types.
-//          132  Banded masks.
-//          177  Single elements from floats.
-//          189  What a softmax takes exponentials of.
-//          203  The exponentials of a softmax that subtracts the maximum of each row.
-//          220  Products of float tiles in shared memory, without tensor cores.
-//          324  The kernel: its configuration, parameters and text.
+// contents  23  Instructions, one per function: types, device, math.
+//           94  Element types.
+//          122  Banded masks.
+//          167  Single elements from floats.
+//          179  What a softmax takes exponentials of.
+//          193  The exponentials of a softmax that subtracts the maximum of each row.
+//          210  Products of float tiles in shared memory, without tensor cores.
+//          314  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -72,26 +66,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -195,7 +185,7 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }

@@ -6,25 +6,19 @@
 // plan     tile_q 64, tile_kv 64, 256 threads, registers for 2 blocks per multiprocessor
 // grid     one block for every tile of pairs of every head of every batch entry; all run at the same time
 // smem     66560 bytes
-//            q      0 to 16640  Q_i
-//            k  16640 to 33280  K_j
-//            v  33280 to 49920  V_j
-//            p  49920 to 66560  P_ij
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
-// contents  32  Integer and 16-bit element types, without any CUDA header.
-//           49  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           70  Scalar arithmetic, one instruction each.
-//          108  Element types.
-//          140  Banded masks.
-//          186  Single elements from floats.
-//          198  What a softmax takes exponentials of.
-//          212  The exponentials of a softmax that subtracts the maximum of each row.
-//          229  Products of float tiles in shared memory, without tensor cores.
-//          331  One block for each tile of scores.
-//          478  Communication between blocks and between grids.
-//          515  A barrier of all blocks of a grid that was launched cooperatively.
-//          544  The kernel: its configuration, parameters and text.
+// contents  26  Instructions, one per function: types, device, math.
+//           98  Element types.
+//          130  Banded masks.
+//          176  Single elements from floats.
+//          188  What a softmax takes exponentials of.
+//          202  The exponentials of a softmax that subtracts the maximum of each row.
+//          219  Products of float tiles in shared memory, without tensor cores.
+//          321  One block for each tile of scores.
+//          468  Instructions, one per function: grid.
+//          501  A barrier of all blocks of a grid that was launched cooperatively.
+//          530  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -76,26 +70,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -204,7 +194,7 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -481,8 +471,7 @@ struct TileOfScores {
 
 namespace flashgen {
 
-// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
-// otherwise.
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
 // A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
 // ordered before that.
@@ -494,17 +483,14 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
-
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-
 FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
-
 // No instruction. It tells the emulator that blocks wait for each other, so that all must be resident.
 FLASHGEN_DEVICE void expect_cooperative_launch() {}
 

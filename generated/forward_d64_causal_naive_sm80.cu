@@ -6,15 +6,13 @@
 // plan     64 threads
 // grid     one block for every query row of every query head and batch entry
 //
-// contents  22  Integer and 16-bit element types, without any CUDA header.
-//           38  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           53  Scalar arithmetic, one instruction each.
-//           91  Element types.
-//          115  Banded masks.
-//          137  Single elements from floats.
-//          149  What a softmax takes exponentials of.
-//          163  The exponentials of a softmax that subtracts the maximum of each row.
-//          182  The kernel: its configuration, parameters and text.
+// contents  20  Instructions, one per function: types, device, math.
+//           85  Element types.
+//          109  Banded masks.
+//          131  Single elements from floats.
+//          143  What a softmax takes exponentials of.
+//          157  The exponentials of a softmax that subtracts the maximum of each row.
+//          176  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -59,26 +57,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -155,7 +149,7 @@ FLASHGEN_DEVICE T element_from(float value) {
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }

@@ -6,23 +6,19 @@
 // plan     tile_q 128, tile_kv 32, stages 4, warps 8, 256 threads, registers for 2 blocks per multiprocessor
 // grid     one block for every 128 query rows of every query head and batch entry
 // smem     49152 bytes
-//            ring      0 to 49152  tiles of both operands, then results
 //
-// contents   30  Integer and 16-bit element types, without any CUDA header.
-//            51  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            87  Moving data.
-//           117  Scalar arithmetic, one instruction each.
-//           140  Warp-wide matrix instructions.
-//           191  Element types.
-//           246  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           315  Operands of warp-level matrix products.
-//           405  Warp-level matrix products.
-//           478  Banded masks.
-//           511  Streaming tiles between global and shared memory.
-//           624  Keeping NaN and infinity where they belong.
-//           708  What the backward kernels are made of.
-//           752  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//           941  The kernel: its configuration, parameters and text.
+// contents   26  Instructions, one per function: types, device, copy, math, matrix.
+//           185  Element types.
+//           246  Finding NaN and infinity.
+//           263  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           330  Operands of warp-level matrix products.
+//           420  Warp-level matrix products.
+//           489  Banded masks.
+//           522  Streaming tiles between global and shared memory.
+//           635  Keeping NaN and infinity where they belong.
+//           705  What the backward kernels are made of.
+//           749  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//           938  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -123,13 +119,11 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -195,6 +189,8 @@ namespace flashgen {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -208,13 +204,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -243,10 +243,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -404,10 +419,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -627,20 +638,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
 
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
@@ -896,7 +893,7 @@ struct Product {
       // This tile has arrived, and no warp reads the slot any more that the next copies overwrite.
       wait_for_copies<asynchronous, stages - 2>();
       block_sync();
-      const Thread here = kIsFloat<T> ? thread.again() : thread;
+      const Thread here = kIsFloat<T> ? thread.recomputed() : thread;
       const i32 slot = tile % stages, next = (tile + stages - 1) % stages;
       const bool has_next = tile + stages - 1 < tiles;
       if (has_next) {

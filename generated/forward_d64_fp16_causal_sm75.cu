@@ -6,28 +6,23 @@
 // plan     tile_q 64, tile_kv 64, stages 1, warps 4, 128 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 // smem     24576 bytes
-//            q      0 to  8192  Q_i
-//            k   8192 to 16384  K_j
-//            v  16384 to 24576  V_j
-//            o      0 to  8192  O_i, once the loop is over
 // because  16 rows per warp leave registers for prefetched tiles
 //
-// contents   35  Integer and 16-bit element types, without any CUDA header.
-//            57  What the CUDA language itself provides, under names that the emulator implements on the host.
-//            97  Scalar arithmetic, one instruction each.
-//           142  Warp-wide matrix instructions.
-//           191  Element types.
-//           248  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           318  Operands of warp-level matrix products.
-//           417  Warp-level matrix products.
-//           491  Banded masks.
-//           562  Walking over the tiles that a mask does not rule out.
-//           599  Streaming tiles between global and shared memory.
-//           752  Keeping NaN and infinity where they belong.
-//           836  What a softmax takes exponentials of.
-//           863  The online softmax.
-//           995  What the forward kernel is made of.
-//          1056  The kernel: its configuration, parameters and text.
+// contents   30  Instructions, one per function: types, device, math, matrix.
+//           181  Element types.
+//           244  Finding NaN and infinity.
+//           261  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           329  Operands of warp-level matrix products.
+//           428  Warp-level matrix products.
+//           498  Banded masks.
+//           569  Walking over the tiles that a mask does not rule out.
+//           606  Streaming tiles between global and shared memory.
+//           759  Keeping NaN and infinity where they belong.
+//           829  What a softmax takes exponentials of.
+//           856  What an online softmax keeps of each row from one tile of keys to the next.
+//           869  The online softmax.
+//           998  What the forward kernel is made of.
+//          1059  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -103,32 +98,27 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
-
 FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
 #if __CUDA_ARCH__ >= 800
   u32 packed;
@@ -196,6 +186,8 @@ namespace flashgen {
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -209,13 +201,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
@@ -245,10 +241,25 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -416,10 +427,6 @@ struct LeftRegisters {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -756,20 +763,6 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // non-finite values are cleared before the product, and the results they should have reached become NaN
 // afterwards.
 
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(half_t x) { return non_finite_signs<half_t>(x.bits) != 0; }
 
@@ -842,7 +835,7 @@ FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -860,8 +853,8 @@ struct ScaledProducts {
   }
 };
 
-// ---- flashgen/softmax.cuh
-// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+// ---- flashgen/row_statistics.cuh
+// What an online softmax keeps of each row from one tile of keys to the next.
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -873,9 +866,17 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
+// ---- flashgen/softmax.cuh
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+
 // A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
+
+// What exponentials add to a row's sum: all of them count alike.
+struct EqualWeights {
+  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+};
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
@@ -897,9 +898,10 @@ struct OnlineSoftmax {
   }
 
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
-  template <i32 columns, i32 out_columns>
+  template <i32 columns, i32 out_columns, class Weights = EqualWeights>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, const Logits& logits) {
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits,
+                              const Weights& weights = {}) {
     // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
     // is the rule, the lanes of a row need not even agree on one.
     float highest[row_blocks][2];
@@ -946,7 +948,8 @@ struct OnlineSoftmax {
           scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
         }
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
+        for (i32 h = 0; h < 2; ++h)
+          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }
@@ -1170,7 +1173,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; !ahead.over(); ++step) {
     const i32 j = ahead.tile;
-    const Thread here = thread.again();
+    const Thread here = thread.recomputed();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;

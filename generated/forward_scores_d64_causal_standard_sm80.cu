@@ -7,20 +7,16 @@
 // plan     tile_q 128, tile_kv 128, stages 4, warps 8, 256 threads, registers for 2 blocks per multiprocessor
 // grid     one block for every tile of pairs of every head of every batch entry
 // smem     65536 bytes
-//            ring      0 to 65536  tiles of both operands
 //
-// contents  28  Integer and 16-bit element types, without any CUDA header.
-//           50  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           84  Moving data.
-//          114  Warp-wide matrix instructions.
-//          165  Element types.
-//          210  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+// contents  24  Instructions, one per function: types, device, copy, matrix.
+//          161  Element types.
+//          212  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //          276  Operands of warp-level matrix products.
 //          366  Warp-level matrix products.
-//          439  Streaming tiles between global and shared memory.
-//          488  What the backward kernels are made of.
-//          512  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          729  The kernel: its configuration, parameters and text.
+//          435  Streaming tiles between global and shared memory.
+//          484  What the backward kernels are made of.
+//          508  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          725  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -168,6 +164,8 @@ FLASHGEN_DEVICE void mma_finish() {}
 namespace flashgen {
 
 constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
 // all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
@@ -181,13 +179,17 @@ struct Thread {
   }
   // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
   // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
@@ -209,8 +211,6 @@ constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-constexpr i32 kChunkBytes = 16;
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
@@ -365,10 +365,6 @@ struct RightRows {
 
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 template <i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
@@ -658,7 +654,7 @@ struct Product {
       // This tile has arrived, and no warp reads the slot any more that the next copies overwrite.
       wait_for_copies<asynchronous, stages - 2>();
       block_sync();
-      const Thread here = kIsFloat<T> ? thread.again() : thread;
+      const Thread here = kIsFloat<T> ? thread.recomputed() : thread;
       const i32 slot = tile % stages, next = (tile + stages - 1) % stages;
       const bool has_next = tile + stages - 1 < tiles;
       if (has_next) {

@@ -7,20 +7,16 @@
 // plan     warps 4, 128 threads
 // grid     one block for every query row of every query head and batch entry
 // smem     32 bytes
-//            reductions   0 to 32  a maximum and a sum of each warp
 //
-// contents  28  Integer and 16-bit element types, without any CUDA header.
-//           50  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           77  Scalar arithmetic, one instruction each.
-//          115  Element types.
-//          154  What a softmax takes exponentials of.
-//          168  The exponentials of a softmax that subtracts the maximum of each row.
-//          180  Warp-level matrix products.
-//          187  Banded masks.
-//          209  What the backward kernels are made of.
-//          232  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          263  Maxima and sums over the values of a block's threads.
-//          291  The kernel: its configuration, parameters and text.
+// contents  24  Instructions, one per function: types, device, math.
+//          107  Element types.
+//          150  What a softmax takes exponentials of.
+//          164  The exponentials of a softmax that subtracts the maximum of each row.
+//          176  Banded masks.
+//          198  What the backward kernels are made of.
+//          221  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          252  Maxima and sums over the values of a block's threads.
+//          280  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -83,26 +79,22 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -139,6 +131,10 @@ struct Thread {
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
 
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
+
 // Which tile of which head of which sequence a block works on.
 struct Place {
   i32 tile;
@@ -160,7 +156,7 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 //     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
+//     kNoMax                  the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -176,13 +172,6 @@ FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0
 FLASHGEN_DEVICE float exponential(float s, float shift) {
   return exp2_approx(rounded_difference(s, shift) * kLog2E);
 }
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.

@@ -1,0 +1,2331 @@
+// decode_d128_causal_pages_e4m3_sm90a: Flash-Decoding, forward pass of few new queries: O and the log-sum-exp
+// of each row.
+//
+// spec     {"head_dim":128,"head_dim_v":128,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged","cache_dtype":"e4m3"}
+// rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --forward-only --cache paged --cache-dtype e4m3 --arch sm_90a
+// for      sm_90a (H100, H200, with Hopper-only instructions)
+// plan     tile_q 64, tile_kv 64, stages 4, warps 4, 128 threads, registers for 3 blocks per multiprocessor
+// grid     no more blocks than run at once, 3 on each multiprocessor; they take one tile after another: 64
+//          key rows of a key/value head and batch entry
+// smem     66752 bytes
+// because  4 warps with 16 keys each and 4 stages keep 48 KiB of keys and values under way in each block, and
+//          three blocks share a multiprocessor
+//          e4m3 keys and values become fp16 on their way to tensor cores, which is exact, and each row of Q
+//          becomes fp16 times a power of two
+//          this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys
+//          once each
+//
+// contents   52  Instructions, one per function: types, device, copy, math, matrix.
+//           247  Element types.
+//           303  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           364  Operands of warp-level matrix products.
+//           421  Warp-level matrix products.
+//           495  Banded masks.
+//           552  Streaming tiles between global and shared memory.
+//           568  Keys and values in a cache.
+//           624  What a softmax takes exponentials of.
+//           652  What an online softmax keeps of each row from one tile of keys to the next.
+//           665  The online softmax.
+//           786  The sizes of a decode kernel.
+//           811  The rows of a tile.
+//           918  Finding NaN and infinity.
+//           937  Walking over the tiles that a mask does not rule out.
+//           974  Keeping NaN and infinity where they belong.
+//           990  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1045  Bringing keys and values to shared memory.
+//          1129  Instructions, one per function: grid.
+//          1160  Results of a part of the keys.
+//          1236  What happens to products Q K^T before the softmax.
+//          1257  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1287  From the results of warps to those of a block, and from parts to O and L.
+//          1481  Which tiles of keys a block works on.
+//          1631  Attention of few new tokens to a cache.
+//          1875  The queries beside a cache of 8-bit floats.
+//          2036  Instructions, one per function: eight_bits.
+//          2071  Floats of eight bits.
+//          2098  A cache of 8-bit floats.
+//          2230  The kernel: its configuration, parameters and text.
+
+#if defined(FLASHGEN_EMULATOR)
+#include "flashgen/emu/primitives.h"
+#else
+// ---- flashgen/ptx/types.cuh
+// Integer and 16-bit element types, without any CUDA header.
+
+namespace flashgen {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i32 = int;
+using i64 = long long;
+
+// IEEE binary16 and bfloat16 as bits. Arithmetic uses float or tensor cores.
+struct half_t {
+  u16 bits;
+};
+struct bfloat16_t {
+  u16 bits;
+};
+// 8-bit floats. After the sign, e4m3 has 4 exponent and 3 mantissa bits; e5m2 has 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+
+struct alignas(16) Vec16 {
+  u32 words[4];
+};
+
+}  // namespace flashgen
+
+// ---- flashgen/ptx/device.cuh
+// What the CUDA language itself provides, under names that the emulator implements on the host.
+
+#define FLASHGEN_DEVICE __device__ __forceinline__
+#define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
+#define FLASHGEN_GRID_CONSTANT const __grid_constant__
+#define FLASHGEN_SHARED_MEMORY(name) extern __shared__ __align__(1024) flashgen::u8 name[]
+
+namespace flashgen {
+
+FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
+FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
+FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
+FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
+FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
+FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
+  return __shfl_sync(0xffffffffu, value, source_lane);
+}
+FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
+  return __shfl_sync(0xffffffffu, value, source_lane);
+}
+FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
+// The same value, hidden from the compiler's analysis.
+FLASHGEN_DEVICE i32 opaque(i32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The 32-bit address of a pointer into shared memory, as instructions take it.
+FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- flashgen/ptx/copy.cuh
+// Moving data: asynchronous global-to-shared copies and reductions to global memory.
+
+// Copies the first `valid_bytes` of 16 (8, 4) bytes and zeroes the rest. Copies of 16 bytes bypass L1.
+FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` groups are in flight.
+template <int pending>
+FLASHGEN_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// ---- flashgen/ptx/math.cuh
+// Scalar arithmetic, one instruction each.
+
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
+FLASHGEN_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHGEN_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// The larger of two. If one is NaN, the result is the other.
+FLASHGEN_DEVICE float maximum(float a, float b) {
+  float c;
+  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+// Two floats rounded to 16 bits and packed, the first in the low half.
+FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+FLASHGEN_DEVICE u16 to_half_bits(float value) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
+#endif
+}
+
+// ---- flashgen/ptx/matrix.cuh
+// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
+
+FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
+// d += a * b, fp32 accumulation.
+FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Half the depth, for sm_75.
+FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The same, but d must not be read before mma_finish(). The hardware needs no such call. The emulator then
+// computes all products of a batch at once, after a single rendezvous of the lanes.
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(bfloat16_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(half_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  mma_m16n8k8(half_t{}, d, a0, a1, b);
+}
+
+FLASHGEN_DEVICE void mma_finish() {}
+
+}  // namespace flashgen
+#endif
+// ---- flashgen/element.cuh
+// Element types: conversions, and how deep one matrix instruction reaches.
+
+namespace flashgen {
+
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float kLog2E = 0x1.715476p+0f;
+constexpr float kLn2 = 0x1.62e430p-1f;
+constexpr i32 kWarpSize = 32;
+// The widest access of a thread, and the unit of swizzles.
+constexpr i32 kChunkBytes = 16;
+
+// Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
+// all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
+struct Thread {
+  i32 lane;
+  i32 warp;
+
+  FLASHGEN_DEVICE static Thread current() {
+    return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
+            shuffle(thread_idx() / kWarpSize, 0)};
+  }
+  // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
+  // then computed there, instead of all being kept in registers from before the loop.
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
+  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
+  // + 1.
+  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
+  FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
+};
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
+
+constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
+constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
+constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
+constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+
+template <class T>
+constexpr bool kIsFloat = sizeof(T) == 4;
+
+template <class T>
+constexpr bool kIsBfloat16 = false;
+template <>
+constexpr bool kIsBfloat16<bfloat16_t> = true;
+
+// Two neighbouring elements, written with one store.
+template <class T>
+struct alignas(4) Pair {
+  u32 bits;
+  FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
+};
+
+// ---- flashgen/tile.cuh
+// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+
+// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
+// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+template <i32 chunks>
+struct TileSwizzle {
+  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
+  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+  static constexpr i32 mask = span - 1;
+  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
+  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
+};
+
+// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
+template <class T, i32 rows_, i32 cols_>
+struct SharedTile {
+  using Element = T;
+  static constexpr i32 rows = rows_;
+  static constexpr i32 cols = cols_;
+  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  static constexpr i32 chunks = cols / chunk_elements;
+  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
+  static constexpr i32 bytes = rows * row_bytes;
+  using Layout = TileSwizzle<chunks>;
+
+  u8* data;
+
+  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
+    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
+  }
+  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
+  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
+};
+
+// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
+// is one addition along rows, one xor along columns.
+template <class Tile>
+struct Cursor {
+  i32 row_offset;
+  i32 chunk;
+  i32 swizzle;
+
+  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
+  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
+      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
+
+  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
+  template <bool aligned>
+  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
+    constexpr i32 mask = Tile::Layout::mask;
+    if constexpr (aligned) {
+      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
+      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
+             row_step * Tile::row_bytes;
+    } else {
+      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
+    }
+  }
+};
+
+// ---- flashgen/operand.cuh
+// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
+//
+// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
+// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
+
+template <class Tile>
+FLASHGEN_DEVICE i32 origin_of(Tile tile) {
+  return static_cast<i32>(shared_address(tile.data));
+}
+
+// Left operand of one step: 16 rows, one step deep.
+template <class T>
+struct LeftFragment {
+  u32 words[4];
+};
+
+// Right operand of one step: one step deep, 8 columns.
+template <class T>
+struct RightFragment {
+  u32 words[2];
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Left operand made from accumulators: the columns of one product are the depth of the next.
+template <class T, i32 row_blocks, i32 column_blocks>
+struct LeftRegisters {
+  static constexpr bool in_registers = true;
+  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
+  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
+
+  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
+        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
+      }
+    }
+  }
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    fragment = fragments[block][step];
+  }
+};
+
+// A left operand fetched once and held in registers, for a tile that every product uses.
+template <class T, i32 row_blocks, i32 steps>
+struct LeftHeld {
+  static constexpr bool in_registers = true;
+  LeftFragment<T> fragments[row_blocks][steps];
+
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    fragment = fragments[block][step];
+  }
+};
+
+// ---- flashgen/product.cuh
+// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
+
+template <i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
+    }
+  }
+}
+
+template <bool turing, class T>
+FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
+  if constexpr (turing) {
+    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
+    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
+  } else {
+    mma_m16n8k16_batched(T{}, d, a.words, b.words);
+  }
+}
+
+// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
+template <i32 column_blocks, class Right, class T>
+FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
+  if (n + 1 < column_blocks) {
+    right.load_pair(pair, n, step);
+  } else {
+    right.load_one(pair[0], n, step);
+  }
+}
+
+// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
+// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
+// take four times the registers, are multiplied slowly enough to do without.
+template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
+                              const Right& right) {
+  constexpr i32 pairs = ceil_div(column_blocks, 2);
+  constexpr bool ahead = !kIsFloat<T>;
+  LeftFragment<T> a[row_blocks];
+  RightFragment<T> b[2][2];
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
+  load_right<column_blocks>(b[0], right, 0, 0);
+  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
+  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+#pragma unroll unrolled
+  for (i32 step = 0; step < steps; ++step) {
+#pragma unroll
+    for (i32 pair = 0; pair < pairs; ++pair) {
+      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
+      if (!ahead) {
+        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
+      } else if (pair + 1 < pairs) {
+        load_right<column_blocks>(b[1 - now], right, n + 2, step);
+      } else if (step + 1 < steps) {
+        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
+      }
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
+        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
+        // This was the step's last use of a[m]: the next step's takes its registers at once.
+        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
+      }
+    }
+  }
+  if constexpr (!kIsFloat<T>) mma_finish();
+}
+
+// ---- flashgen/band.cuh
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
+};
+
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
+// The plan says which bounds exist. Their values are kernel parameters.
+template <bool has_lower, bool has_upper>
+struct Band {
+  static constexpr bool is_bounded = has_lower || has_upper;
+  // The tiles that hold allowed pairs are consecutive.
+  static constexpr bool has_holes = false;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // All heads and sequences have the same band.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    end = smaller(end, q_end + upper);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
+  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool empty = k_begin >= len_kv;
+    empty |= k_begin > q_end - 1 + upper;
+    return empty;
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    allowed &= k - q <= upper;
+    return allowed;
+  }
+};
+
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+// Asynchronous copy of one chunk, in pieces of access_bytes.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
+  constexpr i32 pieces = kChunkBytes / access_bytes;
+  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
+#pragma unroll
+  for (i32 i = 0; i < pieces; ++i) {
+    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
+    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
+    cp_async_16(destination, from, bytes);
+  }
+}
+
+// ---- flashgen/cache.cuh
+// Keys and values in a cache: where those of a sequence lie, and the tiles of keys that one of several blocks
+// goes over.
+
+// The row of a cache, or of a table of pages, that belongs to a sequence, which of its keys are there, and
+// where its queries begin among those of all, if they are packed.
+struct CachedSequence {
+  i64 row;
+  i32 first_key;
+  i32 first_q;
+  i32 len_q, len_kv;
+
+  // What an array says is never taken for more than there is room for.
+  template <class Params>
+  FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
+    const i32 end = smaller(keys_of(p, sequence) + p.appended, p.len_kv);
+    const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
+    const Range queries = queries_of(p, sequence);
+    return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
+  }
+
+  // No more than the longest sequence may have.
+  template <class Params>
+  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
+    const i32 first = p.cu_seqlens_q[sequence];
+    return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
+  }
+
+  template <class Params>
+  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+    return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
+  }
+
+  // How many keys there are without those that were appended.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+    return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
+  }
+
+  // The same where an array may say how many keys all sequences before this one have.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_k == nullptr) return before(p, sequence);
+    return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
+  }
+};
+
+// The band of one sequence: what is aligned at the bottom right moves with its length.
+template <class Mask, class Params>
+FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
+  const i32 corner = cached.len_kv - cached.len_q;
+  return {larger(p.band_lower + corner, p.corner_lower), smaller(p.band_upper + corner, p.corner_upper),
+          cached.len_q, cached.len_kv};
+}
+
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                  the reference maximum of a row without an allowed key so far
+
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
+// instruction. For logits beyond 2^30 its rounding error is many powers of two.
+struct ScaledProducts {
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  FLASHGEN_DEVICE static float powers(float x) { return x; }
+  FLASHGEN_DEVICE static float distance(float x) { return x; }
+  FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit * kLog2E; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
+};
+
+// ---- flashgen/row_statistics.cuh
+// What an online softmax keeps of each row from one tile of keys to the next.
+
+// The four lanes that share a row of accumulators combine their values.
+FLASHGEN_DEVICE float row_maximum(float x) {
+  x = maximum(x, shuffle_xor(x, 1));
+  return maximum(x, shuffle_xor(x, 2));
+}
+FLASHGEN_DEVICE float row_total(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+
+// ---- flashgen/softmax.cuh
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+
+// A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
+// same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
+constexpr float kMaximumLag = 8.0f;
+
+// What exponentials add to a row's sum: all of them count alike.
+struct EqualWeights {
+  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+};
+
+// Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
+template <i32 row_blocks, class Logits>
+struct OnlineSoftmax {
+  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  float reference_max[row_blocks][2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[row_blocks][2];
+
+  FLASHGEN_DEVICE void reset() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        reference_max[m][h] = -kInfinity;
+        sum[m][h] = 0.0f;
+      }
+    }
+  }
+
+  // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
+  template <i32 columns, i32 out_columns, class Weights = EqualWeights>
+  FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits,
+                              const Weights& weights = {}) {
+    // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
+    // is the rule, the lanes of a row need not even agree on one.
+    float highest[row_blocks][2];
+    bool lagging = false;
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) highest[m][h] = maximum(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
+    }
+#pragma unroll
+    for (i32 n = 1; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          highest[m][h] = maximum(highest[m][h], maximum(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
+        }
+      }
+    }
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        highest[m][h] = logits.logit(highest[m][h], h);
+        lagging |= highest[m][h] > reference_max[m][h] + Logits::distance(kMaximumLag);
+      }
+    }
+    if (warp_any(lagging)) rescale(highest, out);
+
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[row_blocks][2];
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h)
+        shift[m][h] = reference_max[m][h] == -kInfinity ? 0.0f : reference_max[m][h];
+    }
+#pragma unroll
+    for (i32 n = 0; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
+        }
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h)
+          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
+      }
+    }
+  }
+
+  // Adds up the lanes' shares; afterwards every lane of a row has the row's sum.
+  FLASHGEN_DEVICE void finish() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) sum[m][h] = row_total(sum[m][h]);
+    }
+  }
+
+ private:
+  // Each row decides for itself, so no row's result depends on its neighbours.
+  template <i32 out_columns>
+  FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
+                               Accumulator<row_blocks, out_columns>& out) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float tile_maximum = row_maximum(highest[m][h]);
+        const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
+        if (lags) reference_max[m][h] = tile_maximum;
+        sum[m][h] *= factor;
+#pragma unroll
+        for (i32 n = 0; n < out_columns; ++n) {
+          out[m][n][2 * h] *= factor;
+          out[m][n][2 * h + 1] *= factor;
+        }
+      }
+    }
+  }
+};
+
+// ---- flashgen/decode/config.cuh
+// The sizes of a decode kernel. The plan chooses them.
+
+struct DecodeConfig {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
+  i32 tile_kv;  // keys of a tile, 16 for each warp
+  i32 stages;
+  i32 warps;
+  // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
+  bool holds_queries;
+  // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
+  i32 least_tiles;
+  bool has_lower;
+  bool has_upper;
+  // Which tiles of keys hold allowed pairs depends on the query head.
+  bool varies_by_head;
+  i32 access_bytes;
+};
+
+// Rows and keys of one product by tensor cores.
+constexpr i32 kRowBlock = 16;
+constexpr i32 kSliceKeys = 16;
+
+// ---- flashgen/decode/rows.cuh
+// The rows of a tile. Query heads that share a key/value head read the same keys, so their rows lie in one
+// tile:
+//
+//     row = token * group + query head of the group
+//
+// The tensor cores thus have up to 16 useful rows for one new token, and each key is read once for the whole
+// group.
+
+// What blocks compute: a tile of rows of one key/value head of one sequence.
+struct alignas(16) DecodeItem {
+  CachedSequence cached;
+  i32 sequence;
+  i32 head_kv;
+  // The first row of the tile, and how many rows it has.
+  i32 first_row;
+  i32 rows;
+  // The tiles of keys that some row may attend to; at least one, because rows without keys have results, too.
+  Range tiles;
+
+  FLASHGEN_DEVICE i32 row_blocks() const { return ceil_div(rows, kRowBlock); }
+};
+
+// The token and the query head of a row of the tile.
+struct RowPlace {
+  i32 q;
+  i32 head;
+
+  // Rows beyond the last repeat it. They read no other memory, and are not stored.
+  template <class Params>
+  FLASHGEN_DEVICE static RowPlace of(const Params& p, const DecodeItem& item, i32 row) {
+    const i32 own = item.first_row + smaller(row, item.rows - 1), q = own / p.group;
+    return {q, item.head_kv * p.group + own - q * p.group};
+  }
+};
+
+// The mask of a query head of the sequence.
+template <class Mask, class Params>
+FLASHGEN_DEVICE Mask mask_of(const Params& p, const CachedSequence& cached, i32 sequence, i32 head) {
+  if constexpr (requires { Mask::of(p, cached, sequence, head); }) {
+    return Mask::of(p, cached, sequence, head);
+  } else {
+    return band_of<Mask>(p, cached);
+  }
+}
+
+// The two rows that a lane holds of a block of 16.
+struct LaneRows {
+  RowPlace places[2];
+
+  template <class Params>
+  FLASHGEN_DEVICE static LaneRows of(const Params& p, const DecodeItem& item, i32 row_block, Thread thread) {
+    const i32 row = row_block * kRowBlock + thread.row();
+    return {{RowPlace::of(p, item, row), RowPlace::of(p, item, row + 8)}};
+  }
+};
+
+// Their masks.
+template <class Mask>
+struct LaneMasks {
+  Mask masks[2];
+  i32 q[2];
+
+  template <class Params>
+  FLASHGEN_DEVICE static LaneMasks of(const Params& p, const DecodeItem& item, const LaneRows& rows) {
+    const RowPlace first = rows.places[0], second = rows.places[1];
+    return {{mask_of<Mask>(p, item.cached, item.sequence, first.head),
+             mask_of<Mask>(p, item.cached, item.sequence, second.head)},
+            {first.q, second.q}};
+  }
+  FLASHGEN_DEVICE bool is_full(i32 k_begin, i32 k_end) const {
+    return masks[0].is_full(q[0], q[0] + 1, k_begin, k_end) &&
+           masks[1].is_full(q[1], q[1] + 1, k_begin, k_end);
+  }
+  FLASHGEN_DEVICE bool is_empty(i32 k_begin, i32 k_end) const {
+    return masks[0].is_empty(q[0], q[0] + 1, k_begin, k_end) &&
+           masks[1].is_empty(q[1], q[1] + 1, k_begin, k_end);
+  }
+  FLASHGEN_DEVICE bool allows(i32 h, i32 k) const { return masks[h].allows(q[h], k); }
+};
+
+// Calls visit(value, h, column) for each of a lane's scores.
+template <i32 blocks, class Visit>
+FLASHGEN_DEVICE void for_each_score(Accumulator<1, blocks>& scores, const Visit& visit) {
+#pragma unroll
+  for (i32 n = 0; n < blocks; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) visit(scores[0][n][e], e / 2, 8 * n + e % 2);
+  }
+}
+
+// The rows of Q of a head, by token.
+template <class T>
+struct QueryRows {
+  const T* data;
+  i64 row_stride;
+  i64 head_stride;
+
+  template <class Params>
+  FLASHGEN_DEVICE static QueryRows of(const Params& p, const DecodeItem& item) {
+    return {p.q + item.sequence * p.q_batch + item.cached.first_q * p.q_row, p.q_row, p.q_head};
+  }
+  FLASHGEN_DEVICE const T* at(RowPlace place) const {
+    return data + place.q * row_stride + place.head * head_stride;
+  }
+};
+
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+// ---- flashgen/walk.cuh
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that tested the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
+
+  // Advances to the next tile. Returns how many tiles were skipped before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    ++tile;
+    return 0;
+  }
+};
+
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
+// ---- flashgen/decode/careful_product.cuh
+// P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to:
+// the row's probability is 0, but 0 * NaN is NaN.
+
+// Whether some element of a slice is not finite. All lanes of a warp call, and get the same.
+template <class Slice>
+FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
+  u32 signs = 0;
+#pragma unroll 1
+  for (i32 i = thread.lane; i < Slice::rows * Slice::chunks; i += kWarpSize) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(slice.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Slice::Element>(chunk.words[w]);
+  }
+  return warp_any(signs != 0);
+}
+
+// out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
+// element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
+// a loop keeps this rare code short.
+template <class T, i32 blocks, class Values>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
+                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
+  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+  const u32 ones = pack(T{}, 1.0f, 1.0f);
+  Accumulator<1, blocks> sums;
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
+#pragma unroll 1
+  for (i32 n = 0; n < blocks; n += 2) {
+    RightFragment<T> finite[2];
+    values.load_pair(finite, n, 0);
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      // Ones in place of what is not finite count the allowed pairs with such an element.
+      RightFragment<T> bad;
+#pragma unroll
+      for (i32 w = 0; w < 2; ++w) {
+        const u32 lost = (non_finite_signs<T>(finite[i].words[w]) >> 15) * 0xffffu;
+        finite[i].words[w] &= ~lost;
+        bad.words[w] = lost & ones;
+      }
+      float (&sum)[4] = sums[0][n + i];
+      float reached[4] = {};
+      multiply_block<false>(sum, left.fragments[0][0], finite[i]);
+      multiply_block<false>(reached, pairs.fragments[0][0], bad);
+      mma_finish();
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? not_a_number<float>() : sum[e];
+    }
+  }
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
+}
+
+// ---- flashgen/decode/key_slices.cuh
+// Bringing keys and values to shared memory. Each warp copies 16 keys of a tile, its slice, and their values.
+
+// Where the keys of the warp's next slice lie, one key for each lane of half a warp. Page numbers are read
+// here, one step before the copies that need them.
+template <bool paged>
+struct SlicePlaces {
+  // The page (without pages: the row of the cache), and the key's place in it. A negative page stands for a
+  // key that does not exist: it is never read, nor is its entry of the page table.
+  i32 page;
+  i32 row;
+
+  template <class Params>
+  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys,
+                                        i32 first_key, Thread thread) {
+    const i32 key = first_key + thread.lane % kSliceKeys, place = cached.first_key + key;
+    if (!keys.has(key)) return {-1, 0};
+    if constexpr (paged) {
+      const i32 index = place / p.page_size;
+      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
+    } else {
+      return {static_cast<i32>(cached.row), place};
+    }
+  }
+
+  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
+  // In a tensor with these strides, in elements.
+  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
+    return exists() ? page * page_stride + row * row_stride : 0;
+  }
+};
+
+FLASHGEN_DEVICE i64 shuffle(i64 value, i32 lane) {
+  const u32 low = static_cast<u32>(shuffle(static_cast<i32>(value), lane));
+  return static_cast<i64>(shuffle(static_cast<i32>(value >> 32), lane)) << 32 | low;
+}
+
+// Which chunks of a slice a lane copies: chunk `chunk` of row `row` in turn i.
+template <class Slice>
+struct LaneChunk {
+  static constexpr i32 count = Slice::rows * Slice::chunks / kWarpSize;
+  static_assert(Slice::rows * Slice::chunks % kWarpSize == 0, "all lanes copy as many chunks");
+  i32 row;
+  i32 chunk;
+  u32 address;
+
+  FLASHGEN_DEVICE static LaneChunk of(Slice slice, i32 i, Thread thread) {
+    if constexpr (kWarpSize % Slice::chunks == 0 && Slice::Layout::span == 8) {
+      // The lane's chunk is always the same, and the rows of a turn differ in other bits than those of a
+      // warp.
+      constexpr i32 rows_at_once = kWarpSize / Slice::chunks;
+      const i32 first = thread.lane / Slice::chunks, own = thread.lane % Slice::chunks,
+                step = i * rows_at_once;
+      const u32 of_first = shared_address(slice.chunk_at(first, own));
+      return {first + step, own,
+              (of_first ^ static_cast<u32>(step % 8 * kChunkBytes)) + step * Slice::row_bytes};
+    } else {
+      const i32 index = i * kWarpSize + thread.lane, own = index / Slice::chunks;
+      return {own, index % Slice::chunks, shared_address(slice.chunk_at(own, index % Slice::chunks))};
+    }
+  }
+};
+
+// Starts the copies of a slice from `data`. `offset` is that of the lane's key, and the bits of `existing`
+// tell which lanes' keys exist. Keys and columns that do not exist arrive as zeros.
+template <i32 head_dim, i32 access_bytes, class Slice>
+FLASHGEN_DEVICE void copy_slice(Slice slice, const typename Slice::Element* data, i64 offset, u32 existing,
+                                Thread thread) {
+  using T = typename Slice::Element;
+  // With more turns at a time, the addresses of wide heads lack registers.
+#pragma unroll 8
+  for (i32 i = 0; i < LaneChunk<Slice>::count; ++i) {
+    const LaneChunk<Slice> own = LaneChunk<Slice>::of(slice, i, thread);
+    const i32 column = own.chunk * Slice::chunk_elements;
+    const i64 from = shuffle(offset, own.row) + column;
+    const i32 columns = (existing >> own.row & 1u) != 0 ? head_dim - column : 0;
+    copy_chunk_async<T, access_bytes>(own.address, data + from, columns);
+  }
+}
+
+}  // namespace flashgen
+
+#if !defined(FLASHGEN_EMULATOR)
+
+// ---- flashgen/ptx/grid.cuh
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
+// programmatic dependent launch.
+
+namespace flashgen {
+
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
+
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
+FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+  u32 before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// ---- Programmatic dependent launch (sm_90 and later)
+
+}  // namespace flashgen
+#endif
+// ---- flashgen/decode/partials.cuh
+// Results of a part of the keys: O without its normalizer, and for each row the reference maximum and the sum
+// of exponentials. They are merged exactly, whatever the size of the logits.
+
+namespace flashgen {
+
+// The factor taken out of a row's exponentials, and their sum.
+struct RowTotal {
+  float reference_max;
+  float sum;
+};
+
+// The weight of a part of a row whose parts have the common reference maximum `most`.
+template <class Logits>
+FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float most) {
+  return exp2_approx(logits.powers(reference_max - (most == -kInfinity ? 0.0f : most)));
+}
+
+// Partial results in the workspace. A slot holds those of one part of an item: for each eight columns a small
+// matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do not
+// exist take no room.
+template <i32 blocks>
+struct Partials {
+  float* out;
+  RowTotal* totals;
+  i32 rows;
+
+  template <class Params>
+  FLASHGEN_DEVICE static Partials of(const Params& p) {
+    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.slot_rows};
+  }
+  // Two columns of block `n`, from `column` on.
+  FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
+    return out + ((static_cast<i64>(slot) * blocks + n) * rows + row) * 8 + column;
+  }
+  FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
+    return totals[static_cast<i64>(slot) * rows + row];
+  }
+};
+
+struct alignas(8) FloatPair {
+  float values[2];
+};
+
+// The slots of an item's parts, in the order of its keys. With parts of fixed sizes each has a slot of its
+// own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
+// itself.
+struct PartSlots {
+  bool is_fixed;
+  i32 count;
+  // The item's first unit among those of all items, and the block that begins it.
+  i32 first_unit;
+  i32 first_block;
+
+  FLASHGEN_DEVICE i32 operator()(i32 part) const {
+    if (is_fixed) return first_unit + part;
+    return part == 0 ? 2 * first_block + 1 : 2 * (first_block + part);
+  }
+};
+
+// Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
+// launch. All threads call. Those of the last block see what all blocks wrote before they arrived.
+FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
+  block_sync();
+  if (thread.index() == 0) {
+    const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
+    if (is_last) {
+      load_acquire(counter);
+      store_release(counter, 0u);
+    }
+    shared = is_last;
+  }
+  block_sync();
+  return shared != 0;
+}
+
+// ---- flashgen/decode/scores.cuh
+// What happens to products Q K^T before the softmax: the Score policy of the decode mainloop. Rows have their
+// own query and head.
+
+// Logits are the products, scaled.
+struct NoRowScore {
+  using Logits = ScaledProducts;
+
+  template <class Params>
+  FLASHGEN_DEVICE static Logits logits(const Params& p) {
+    return {p.scale_log2};
+  }
+  template <i32 blocks, class Params>
+  FLASHGEN_DEVICE static void apply(Accumulator<1, blocks>&, const Params&, const DecodeItem&,
+                                    const LaneRows&, i32, Thread) {}
+  template <class Params>
+  FLASHGEN_DEVICE static float sink(const Params&, const DecodeItem&, i32) {
+    return -kInfinity;
+  }
+};
+
+// ---- flashgen/fragments.cuh
+// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
+// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
+
+// Writes the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// Writes all columns.
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
+  write_columns(part, strip, 0, 2 * count, thread);
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
+
+// ---- flashgen/decode/results.cuh
+// From the results of warps to those of a block, and from parts to O and L.
+
+// In shared memory: the totals of each warp's rows, and of the rows of the tile.
+template <DecodeConfig cfg>
+struct RowTotals {
+  RowTotal of_warps[cfg.warps][kRowBlock];
+  RowTotal of_rows[cfg.tile_q];
+};
+
+// The results of one item. All threads of the block call its functions.
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
+struct DecodeResults {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  static constexpr i32 dim_v = CacheElement::dim_v;
+  static constexpr i32 out_blocks = dim_v / 8;
+  static constexpr i32 bytes = cfg.tile_q * dim_v * static_cast<i32>(sizeof(float));
+  using Output = Accumulator<1, out_blocks>;
+  using Logits = typename Score::Logits;
+  using Softmax = OnlineSoftmax<1, Logits>;
+
+  const Params& p;
+  const DecodeItem& item;
+  // O of each warp, in the layout of its lanes.
+  float* out_of_warps;
+  RowTotals<cfg>& totals;
+  // How many warps have different rows.
+  i32 row_warps;
+  Thread thread;
+
+  // Brings the warps' results to common reference maxima, and puts them into shared memory.
+  FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
+    RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals.of_warps;
+    // No warp needs the ring any more.
+    block_sync();
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      if (thread.column() == 0)
+        of_warps[thread.warp][thread.row() + 8 * h] = {softmax.reference_max[0][h], softmax.sum[0][h]};
+    }
+    block_sync();
+    const Logits logits = Score::logits(p);
+    const i32 row_block = thread.warp % row_warps;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = thread.row() + 8 * h;
+      float most = -kInfinity, total = 0.0f;
+      for (i32 w = row_block; w < cfg.warps; w += row_warps)
+        most = maximum(most, of_warps[w][row].reference_max);
+      for (i32 w = row_block; w < cfg.warps; w += row_warps)
+        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, most);
+      const float factor = weight_of_part(logits, softmax.reference_max[0][h], most);
+#pragma unroll
+      for (i32 n = 0; n < out_blocks; ++n) {
+        out[0][n][2 * h] *= factor;
+        out[0][n][2 * h + 1] *= factor;
+      }
+      if (thread.warp < row_warps && thread.column() == 0)
+        totals.of_rows[row_block * kRowBlock + row] = {most, total};
+    }
+    float flat[4 * out_blocks];
+#pragma unroll
+    for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
+    write_fragments(warp_out(thread.warp), flat, thread);
+    block_sync();
+  }
+
+  // Leaves a part's results in its slot.
+  FLASHGEN_DEVICE void store_part(i32 slot) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    for (i32 row = thread.index(); row < item.rows; row += threads)
+      partials.total(slot, row) = totals.of_rows[row];
+    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
+      *reinterpret_cast<FloatPair*>(partials.pair(slot, n, row, thread.column())) = pair;
+    });
+  }
+
+  // Writes O and L of the whole item.
+  FLASHGEN_DEVICE void store_whole() const {
+    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
+      store_result(row, n, pair, with_sink(row, totals.of_rows[row]));
+    });
+  }
+
+  // Merges the parts of an item, in the order of its keys.
+  FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    const Logits logits = Score::logits(p);
+    // The lanes of a warp take the parts of a row in turns.
+    for (i32 row = thread.warp; row < item.rows; row += cfg.warps) {
+      float most = -kInfinity, total = 0.0f;
+      for (i32 part = thread.lane; part < slots.count; part += kWarpSize)
+        most = maximum(most, partials.total(slots(part), row).reference_max);
+#pragma unroll
+      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) most = maximum(most, shuffle_xor(most, bit));
+      for (i32 part = thread.lane; part < slots.count; part += kWarpSize) {
+        const RowTotal own = partials.total(slots(part), row);
+        total += own.sum * weight_of_part(logits, own.reference_max, most);
+      }
+#pragma unroll
+      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
+      if (thread.lane == 0) totals.of_rows[row] = {most, total};
+    }
+    block_sync();
+    // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
+    // wait for all parts.
+    constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
+#pragma unroll 1
+    for (i32 row = thread.row(); row < item.rows; row += 8) {
+      const RowTotal total = totals.of_rows[row];
+      FloatPair sums[own_blocks] = {};
+#pragma unroll parts_at_once
+      for (i32 part = 0; part < slots.count; ++part) {
+        const i32 slot = slots(part);
+        const float weight =
+            weight_of_part(logits, partials.total(slot, row).reference_max, total.reference_max);
+#pragma unroll
+        for (i32 i = 0; i < own_blocks; ++i) {
+          const i32 n = thread.warp + i * cfg.warps;
+          if (n >= out_blocks) break;
+          const FloatPair pair =
+              *reinterpret_cast<const FloatPair*>(partials.pair(slot, n, row, thread.column()));
+#pragma unroll
+          for (i32 c = 0; c < 2; ++c)
+            sums[i].values[c] = fused_multiply_add(weight, pair.values[c], sums[i].values[c]);
+        }
+      }
+      const Finished finished = with_sink(row, total);
+#pragma unroll
+      for (i32 i = 0; i < own_blocks; ++i) {
+        const i32 n = thread.warp + i * cfg.warps;
+        if (n < out_blocks) store_result(row, n, sums[i], finished);
+      }
+    }
+  }
+
+ private:
+  FLASHGEN_DEVICE float* warp_out(i32 warp) const { return out_of_warps + warp * kRowBlock * dim_v; }
+
+  // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
+  // columns. Each warp takes blocks of its own, and adds up the results of the warps.
+  template <class Visit>
+  FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
+#pragma unroll 1
+    for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
+      const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
+      float sums[4] = {};
+      for (i32 w = row_block; w < cfg.warps; w += row_warps) {
+        float of_warp[4];
+        read_fragments(of_warp, warp_out(w) + n * 4 * kWarpSize, thread);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) sums[e] += of_warp[e];
+      }
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const i32 row = row_block * kRowBlock + thread.row() + 8 * h;
+        if (row < item.rows) visit(row, n, FloatPair{{sums[2 * h], sums[2 * h + 1]}});
+      }
+    }
+  }
+
+  // A row's total with the sink, which takes part in the softmax like a key without a value.
+  struct Finished {
+    RowTotal total;
+    // What O is multiplied by.
+    float factor;
+  };
+  FLASHGEN_DEVICE Finished with_sink(i32 row, RowTotal total) const {
+    const Logits logits = Score::logits(p);
+    const float sink = Logits::as_reference_max(Score::sink(p, item, RowPlace::of(p, item, row).head));
+    const float most = maximum(total.reference_max, sink),
+                weight = weight_of_part(logits, total.reference_max, most);
+    const float sum = total.sum * weight + weight_of_part(logits, sink, most);
+    return {{most, sum}, sum == 0.0f ? 0.0f : weight / sum};
+  }
+
+  // Writes two columns of O and, with the first ones, L.
+  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+    const RowPlace place = RowPlace::of(p, item, row);
+    const i64 q = item.cached.first_q + place.q;
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
+      *reinterpret_cast<Pair<T>*>(o) =
+          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
+    }
+    if (column == 0) {
+      const RowTotal total = finished.total;
+      p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
+          total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+  }
+};
+
+// ---- flashgen/decode/scheduler.cuh
+// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
+// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
+// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
+// other lengths.
+//
+// A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
+// whatever else is in the batch, and its result has the same bits.
+
+// The work of one sequence: items of equal length, one for each key/value head and tile of rows.
+struct SequenceWork {
+  CachedSequence cached;
+  Range tiles;
+  i32 row_tiles;
+  // Units of an item, and of all items.
+  i32 units;
+  i32 all_units;
+
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE static SequenceWork of(const Params& p, i32 sequence) {
+    const CachedSequence cached = CachedSequence::of(p, sequence);
+    Range tiles = {0, ceil_div(cached.len_kv, cfg.tile_kv)};
+    if constexpr (!cfg.varies_by_head)
+      tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
+    tiles.end = larger(tiles.end, tiles.begin + 1);
+    const i32 row_tiles = ceil_div(cached.len_q * p.group, cfg.tile_q);
+    const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
+    return {cached, tiles, row_tiles, units, units * row_tiles * p.heads_kv};
+  }
+
+  template <DecodeConfig cfg, class Params>
+  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 index) const {
+    const i32 head_kv = index / row_tiles, first_row = (index - head_kv * row_tiles) * cfg.tile_q;
+    return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
+            tiles};
+  }
+};
+
+// How the units of all items are shared out.
+struct alignas(16) Shares {
+  i64 units;
+  i64 blocks;
+
+  FLASHGEN_DEVICE i32 begin(i32 block) const {
+    return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
+  }
+  // The block that owns a unit.
+  FLASHGEN_DEVICE i32 owner(i32 unit) const {
+    return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
+  }
+
+ private:
+  FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
+};
+
+// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
+// item's first unit is number `first_unit`.
+struct alignas(16) Assignment {
+  bool exists;
+  DecodeItem item;
+  i32 units;
+  i32 begin;
+  i32 end;
+  i32 first_unit;
+};
+
+// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
+// runs it.
+template <DecodeConfig cfg, class Mask>
+struct DecodeScheduler {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  i32 warp_units[cfg.warps];
+  Shares shares;
+  // The units that are left of the block's share, from unit `unit` of a sequence on.
+  i32 at;
+  i32 end;
+  i32 sequence;
+  i32 unit;
+  Assignment assignment;
+
+  // All threads of the block call. Each counts the units of consecutive sequences.
+  template <class Params>
+  FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
+    const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
+    const i32 last = smaller(first + each, p.batch);
+    i32 own = 0;
+#pragma unroll 4
+    for (i32 i = first; i < last; ++i) own += work_of(p, i).all_units;
+    // A prefix sum over the threads.
+    i32 before = own;
+#pragma unroll
+    for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+      const i32 other = shuffle(before, (thread.lane - distance) & 31);
+      if (thread.lane >= distance) before += other;
+    }
+    if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
+    block_sync();
+    i32 all = 0;
+#pragma unroll
+    for (i32 w = 0; w < cfg.warps; ++w) {
+      if (w < thread.warp) before += warp_units[w];
+      all += warp_units[w];
+    }
+    before -= own;
+    // A part of many rows takes longer to merge, and has to be worth it.
+    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
+    const i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
+    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, grid_dim_x()))};
+    const i32 begin = all_shares.begin(block_idx_x());
+    if (thread.index() == 0) {
+      shares = all_shares;
+      at = begin;
+      end = smaller(all, all_shares.begin(block_idx_x() + 1));
+    }
+    if (before <= begin && begin < before + own) {
+      // The share begins among this thread's sequences.
+      sequence = first;
+      unit = begin - before;
+    }
+  }
+
+  // Assigns the next units. All threads of the block call, when they need the last assignment no more.
+  template <class Params>
+  FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
+    block_sync();
+    if (thread.index() == 0) advance(p);
+    block_sync();
+    return assignment;
+  }
+
+ private:
+  template <class Params>
+  FLASHGEN_DEVICE static SequenceWork work_of(const Params& p, i32 sequence) {
+    return SequenceWork::of<cfg, Mask>(p, sequence);
+  }
+
+  template <class Params>
+  FLASHGEN_DEVICE void advance(const Params& p) {
+    assignment.exists = at < end;
+    if (at >= end) return;
+    SequenceWork work = work_of(p, sequence);
+    for (; unit >= work.all_units; work = work_of(p, ++sequence)) unit -= work.all_units;
+    const i32 index = unit / work.units, begin = unit - index * work.units;
+    const i32 count = smaller(work.units - begin, end - at);
+    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
+    at += count;
+    unit += count;
+  }
+};
+
+// ---- flashgen/decode/mainloop.cuh
+// Attention of few new tokens to a cache: O = softmax(Q K^T) V, at the speed at which memory delivers K and
+// V.
+//
+// The warps of a block split the keys of a tile between them. If the rows fill more than one block of 16,
+// they split the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its
+// own slice of every tile through a ring of stages. So as long as no warp reads another's keys, the loop has
+// no barrier.
+//
+//     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
+//
+// At the end of an item the block merges its warps' results through shared memory. Blocks that share an item
+// leave their parts in a workspace, and the last of them to finish merges these.
+//
+// Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
+// the shared-memory map.
+
+template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
+          class CacheElement>
+struct DecodeMainloop {
+  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
+                "each warp has 16 rows and 16 keys of a tile");
+  static constexpr i32 score_blocks = kSliceKeys / 8;
+
+  using Stored = typename CacheElement::Stored;
+  using Operand = typename CacheElement::Operand;
+  using KSlice = typename CacheElement::KSlice;
+  using VSlice = typename CacheElement::VSlice;
+  using Keys = typename CacheElement::Keys;
+  using Values = typename CacheElement::Values;
+  using Queries = typename CacheElement::Queries;
+  using Scores = Accumulator<1, score_blocks>;
+  using Output = Accumulator<1, CacheElement::dim_v / 8>;
+  using Logits = typename Score::Logits;
+  using Softmax = OnlineSoftmax<1, Logits>;
+  using Results = DecodeResults<cfg, T, Params, Score, CacheElement>;
+
+  // ---- Shared memory
+
+  struct Shared {
+    DecodeScheduler<cfg, Mask> scheduler;
+    u32 is_last;
+    RowTotals<cfg> totals;
+  };
+  static_assert(Smem::kMerge + Results::bytes <= Smem::kShared, "results take the place of the ring");
+
+  const Params& p;
+  u8* base;
+  Thread thread;
+
+  FLASHGEN_DEVICE Shared& shared() const { return *reinterpret_cast<Shared*>(base + Smem::kShared); }
+  FLASHGEN_DEVICE KSlice k_slice(i32 stage, i32 slice) const {
+    return KSlice{base + Smem::kK}.slot(stage * cfg.warps + slice);
+  }
+  FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
+    return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
+  }
+
+  // ---- How the warps share a tile
+
+  // So many warps take different rows of the same keys: 1, 2 or 4.
+  FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
+    const i32 blocks = item.row_blocks();
+    return blocks <= 2 ? blocks : cfg.warps;
+  }
+
+  // ---- The loop over tiles of keys
+
+  // Tiles that hold allowed pairs.
+  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
+    return [this, &item](i32 tile) {
+      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+      const i32 heads = cfg.varies_by_head ? p.group : 1;
+      bool is_visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < heads; ++i) {
+        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
+      }
+      return is_visited;
+    };
+  }
+
+  FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+
+  // Computes O and the softmax of a warp's rows over its keys of some tiles.
+  FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
+                              i32 row_warps) const {
+    const i32 row_block = thread.warp % row_warps;
+    const LaneRows rows = LaneRows::of(p, item, row_block, thread);
+    const auto masks = LaneMasks<Mask>::of(p, item, rows);
+    const Logits logits = Score::logits(p);
+
+    const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
+    const CacheElement cache = CacheElement::of(p, item, base);
+    const Stored* const keys = p.k + item.head_kv * p.k_head;
+    const Stored* const values = p.v + item.head_kv * p.v_head;
+    // No key before or behind these is read: its page may have been given away.
+    const Range existing = existing_keys(item);
+    const auto visited = visited_by(item);
+    Walk<Mask::has_holes> ahead(tiles);
+    SlicePlaces<paged> places;
+    const auto find_next = [&](Thread thread) {
+      ahead.advance(thread, visited);
+      if (!ahead.over())
+        places = SlicePlaces<paged>::of(p, item.cached, existing,
+                                        ahead.tile * cfg.tile_kv + thread.warp * kSliceKeys, thread);
+    };
+    // Starts the copies of the next tile, and returns its number.
+    const auto fetch_next = [&](i32 stage, Thread thread) {
+      const i32 tile = ahead.tile;
+      if (!ahead.over()) {
+        const u32 existing = warp_ballot(places.exists());
+        copy_slice<cfg.head_dim, cfg.access_bytes>(k_slice(stage, thread.warp), keys,
+                                                   places.offset(p.k_batch, p.k_row), existing, thread);
+        copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
+                                                     places.offset(p.v_batch, p.v_row), existing, thread);
+        cache.fetch(stage * cfg.warps + thread.warp, places.page, thread);
+        find_next(thread);
+      }
+      cp_async_commit();
+      return tile;
+    };
+    clear(out);
+    softmax.reset();
+
+    find_next(thread);
+    // The numbers of the tiles whose copies are under way. The first steps only start copies.
+    i32 under_way[cfg.stages - 1] = {};
+    i32 stage = 0, filled_stage = 0;
+#pragma unroll 1
+    for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
+      const Thread here = thread.recomputed();
+      const i32 first_key = under_way[0] * cfg.tile_kv;
+      if (step >= 0) {
+        // The tile has arrived, and nobody needs the stage that the next copies overwrite.
+        cp_async_wait<cfg.stages - 2>();
+        if (row_warps == 1) {
+          warp_sync();
+        } else {
+          block_sync();
+        }
+      }
+#pragma unroll
+      for (i32 i = 0; i + 2 < cfg.stages; ++i) under_way[i] = under_way[i + 1];
+      under_way[cfg.stages - 2] = fetch_next(filled_stage, here);
+      filled_stage = next_stage(filled_stage);
+      if (step < 0) continue;
+
+#pragma unroll 1
+      for (i32 slice = thread.warp / row_warps; slice < cfg.warps; slice += cfg.warps / row_warps) {
+        const i32 key = first_key + slice * kSliceKeys;
+        const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
+        if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
+        Scores scores;
+        clear(scores);
+        multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
+                                                         Keys(k_slice(stage, slice), 0, here));
+        const auto own = cache.slice(stage * cfg.warps + slice, here);
+        own.scale(scores, queries);
+        Score::apply(scores, p, item, rows, key, thread);
+        own.raise(scores);
+        if (is_cut) {
+          for_each_score(scores, [&](float& s, i32 h, i32 column) {
+            if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
+          });
+        }
+        softmax.update(scores, out, logits, own);
+        const VSlice v = v_slice(stage, slice);
+        if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
+          Scores allowed;
+          clear(allowed);
+          for_each_score(allowed, [&](float& a, i32 h, i32 column) {
+            a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
+          });
+          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
+        } else {
+          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                      Values(v, 0, here));
+        }
+      }
+      stage = next_stage(stage);
+    }
+    softmax.finish();
+    cache.finish(out);
+    cp_async_wait<0>();
+  }
+
+  // The keys that some row may attend to.
+  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
+    if constexpr (cfg.varies_by_head) {
+      return {0, item.cached.len_kv};
+    } else {
+      const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
+      return {keys.begin, smaller(keys.end, item.cached.len_kv)};
+    }
+  }
+
+  // ---- The block's share of an item
+
+  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+    const DecodeItem& item = assigned.item;
+    const i32 row_warps = row_warps_of(item);
+    const Results results{p,         item,  reinterpret_cast<float*>(base + Smem::kMerge), shared().totals,
+                          row_warps, thread};
+    const i32 first_block = shares.owner(assigned.first_unit);
+    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    const bool is_fixed = p.part_tiles != 0;
+    const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
+    const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
+    // Parts of fixed sizes one by one, or all tiles at once.
+    const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
+#pragma unroll 1
+    for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {
+      const i32 first_tile = item.tiles.begin + unit * unit_tiles;
+      const Range tiles = {first_tile, smaller(item.tiles.end, first_tile + step * unit_tiles)};
+      Output out;
+      Softmax softmax;
+      attend(out, softmax, item, tiles, row_warps);
+      results.share(out, softmax);
+      if (slots.count == 1) {
+        results.store_whole();
+      } else {
+        results.store_part(slots(is_fixed ? unit : block_idx_x() - first_block));
+      }
+      // The next copies overwrite these results.
+      block_sync();
+    }
+    if (slots.count > 1 && (blocks == 1 || arrives_last(p.counter + first_block, static_cast<u32>(blocks),
+                                                        shared().is_last, thread)))
+      results.merge(slots);
+  }
+
+  FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
+    const Thread thread = Thread::current();
+    const DecodeMainloop self{p, base, thread};
+    DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
+    scheduler.init(p, thread);
+#pragma unroll 1
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignment, scheduler.shares);
+  }
+};
+
+// ---- flashgen/decode/eight_bit_queries.cuh
+// The queries beside a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane gets.
+
+// Columns of a row in shared memory: an even number of 16-byte chunks.
+constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
+
+// The rows of Q as 16-bit floats with five bits of exponent. Each row of bfloat16 is divided by a power of
+// two, so that its largest element is between 2^14 and 2^15: elements 2^29 times smaller than that are still
+// exact.
+template <DecodeConfig cfg, class T, bool in_registers>
+struct EightBitQueries;
+
+template <class T>
+struct QueryWords {
+  // Reads the four elements of two rows that a lane multiplies in a step. Those beyond the head are zeros.
+  template <i32 head_dim>
+  FLASHGEN_DEVICE static LeftFragment<half_t> read(const T* const (&rows)[2], i32 step, Thread thread) {
+    LeftFragment<half_t> fragment = {};
+    const i32 first = 16 * step + 2 * thread.column();
+    if (16 * step + 16 <= head_dim || first < head_dim) {
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i)
+        fragment.words[i] = *reinterpret_cast<const u32*>(rows[i % 2] + first + 2 * (i / 2));
+    }
+    return fragment;
+  }
+};
+
+// What a row is multiplied by, and what brings its products back.
+struct RowScaling {
+  float down;
+  float back;
+};
+
+// The largest magnitude among the elements that a lane holds of row h.
+FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, float so_far) {
+#pragma unroll
+  for (i32 i = h; i < 4; i += 2) {
+    const u32 word = fragment.words[i];
+    so_far = maximum(so_far, float_of(word << 16 & 0x7fff0000u));
+    so_far = maximum(so_far, float_of(word & 0x7fff0000u));
+  }
+  return so_far;
+}
+FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
+  const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
+  // So both factors are normal numbers. NaN and infinity stay what they are.
+  const i32 bounded = smaller(larger(exponent, 41), 254);
+  return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
+}
+FLASHGEN_DEVICE void to_half_rows(LeftFragment<half_t>& fragment, const RowScaling (&scaling)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) {
+    const u32 word = fragment.words[i];
+    const float down = scaling[i % 2].down;
+    fragment.words[i] = pack(half_t{}, float_of(word << 16) * down, float_of(word & 0xffff0000u) * down);
+  }
+}
+
+template <DecodeConfig cfg, class T>
+struct QuerySource {
+  static constexpr i32 steps = eight_bit_columns(cfg.head_dim) / 16;
+  const T* rows[2];
+
+  template <class Params>
+  FLASHGEN_DEVICE static QuerySource of(const Params& p, const DecodeItem& item, const LaneRows& own) {
+    const auto source = QueryRows<T>::of(p, item);
+    return {{source.at(own.places[0]), source.at(own.places[1])}};
+  }
+  FLASHGEN_DEVICE LeftFragment<half_t> read(i32 step, Thread thread) const {
+    return QueryWords<T>::template read<cfg.head_dim>(rows, step, thread);
+  }
+};
+
+// In registers.
+template <DecodeConfig cfg, class T>
+struct EightBitQueries<cfg, T, true> {
+  using Source = QuerySource<cfg, T>;
+  LeftHeld<half_t, 1, Source::steps> held;
+  float back[2];
+
+  template <class Params>
+  FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
+                                              u8*, i32, Thread thread) {
+    const Source source = Source::of(p, item, rows);
+    EightBitQueries queries = {{}, {1.0f, 1.0f}};
+    auto& fragments = queries.held.fragments[0];
+#pragma unroll
+    for (i32 step = 0; step < Source::steps; ++step) fragments[step] = source.read(step, thread);
+    if constexpr (kIsBfloat16<T>) {
+      float largest[2] = {};
+      RowScaling scaling[2];
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+        for (i32 step = 0; step < Source::steps; ++step)
+          largest[h] = largest_of(fragments[step], h, largest[h]);
+        scaling[h] = scaling_of(largest[h]);
+        queries.back[h] = scaling[h].back;
+      }
+#pragma unroll
+      for (i32 step = 0; step < Source::steps; ++step) to_half_rows(fragments[step], scaling);
+    }
+    return queries;
+  }
+  FLASHGEN_DEVICE const LeftHeld<half_t, 1, Source::steps>& left(Thread) const { return held; }
+};
+
+// In shared memory: what each lane of a warp multiplies, which no other lane reads.
+template <DecodeConfig cfg, class T>
+struct EightBitQueries<cfg, T, false> {
+  using Source = QuerySource<cfg, T>;
+  struct Stored {
+    static constexpr bool in_registers = false;
+    const Vec16* fragments;
+
+    FLASHGEN_DEVICE void load(LeftFragment<half_t>& fragment, i32 /*block*/, i32 step) const {
+      const Vec16 words = fragments[step * kWarpSize];
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) fragment.words[i] = words.words[i];
+    }
+  };
+  Vec16* fragments;
+  float back[2];
+
+  template <class Params>
+  FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
+                                              u8* base, i32, Thread thread) {
+    const Source source = Source::of(p, item, rows);
+    Vec16* const own = reinterpret_cast<Vec16*>(base) + thread.warp * Source::steps * kWarpSize + thread.lane;
+    EightBitQueries queries = {own, {1.0f, 1.0f}};
+    RowScaling scaling[2] = {};
+    if constexpr (kIsBfloat16<T>) {
+      float largest[2] = {};
+#pragma unroll 1
+      for (i32 step = 0; step < Source::steps; ++step) {
+        const LeftFragment<half_t> fragment = source.read(step, thread);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) largest[h] = largest_of(fragment, h, largest[h]);
+      }
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        scaling[h] = scaling_of(largest[h]);
+        queries.back[h] = scaling[h].back;
+      }
+    }
+#pragma unroll 1
+    for (i32 step = 0; step < Source::steps; ++step) {
+      LeftFragment<half_t> fragment = source.read(step, thread);
+      if constexpr (kIsBfloat16<T>) to_half_rows(fragment, scaling);
+      own[step * kWarpSize] =
+          Vec16{{fragment.words[0], fragment.words[1], fragment.words[2], fragment.words[3]}};
+    }
+    return queries;
+  }
+  FLASHGEN_DEVICE Stored left(Thread) const { return {fragments}; }
+};
+
+}  // namespace flashgen
+
+#if !defined(FLASHGEN_EMULATOR)
+// ---- flashgen/ptx/eight_bits.cuh
+// Bytes of words, and 8-bit floats as 16-bit ones.
+
+namespace flashgen {
+
+// A word of four of eight bytes: byte i is the one that hexadecimal digit i of the selector counts. Bytes 0
+// to 3 are those of a, 4 to 7 those of b.
+FLASHGEN_DEVICE u32 select_bytes(u32 a, u32 b, u32 selector) {
+  u32 selected;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(selected) : "r"(a), "r"(b), "r"(selector));
+  return selected;
+}
+
+// Both products of two pairs of numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_halves(u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// Four numbers, exactly, two in each word (sm_89 and later). Both conversions stand together, because the
+// assembler reads the halves of a register where they are only if nothing but a move splits it.
+FLASHGEN_DEVICE void halves_of(e4m3_t, u32 word, u32& first, u32& second) {
+  asm("{\n\t"
+      ".reg .b16 low, high;\n\t"
+      "mov.b32 {low, high}, %2;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n\t"
+      "}"
+      : "=r"(first), "=r"(second)
+      : "r"(word));
+}
+
+}  // namespace flashgen
+#endif
+// ---- flashgen/eight_bits.cuh
+// Floats of eight bits: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a
+// 16-bit float. Every one of them is a 16-bit float, too.
+
+namespace flashgen {
+
+// Two e4m3 numbers in the upper bytes of 16-bit halves, by integer arithmetic. Shifted right by one place
+// they are 16-bit floats 2^8 times too small. NaN is the one whose magnitude has all bits set.
+FLASHGEN_DEVICE u32 half_pair_by_bits(u32 upper_bytes) {
+  const u32 magnitudes = (upper_bytes >> 1) & 0x3f803f80u;
+  const u32 not_numbers = (magnitudes + 0x00800080u) & 0x40004000u;
+  constexpr u32 two_factors = 0x5c005c00u;  // 2^8
+  return multiply_halves(magnitudes | (upper_bytes & 0x80008000u), two_factors) | (not_numbers >> 1);
+}
+
+// The four numbers of a word, in order, as two words of 16-bit floats. `by_instruction`: the GPU has one for
+// it.
+template <bool by_instruction>
+FLASHGEN_DEVICE void to_halves(e4m3_t, u32 word, u32& first, u32& second) {
+  if constexpr (by_instruction) {
+    halves_of(e4m3_t{}, word, first, second);
+  } else {
+    first = half_pair_by_bits(select_bytes(word, 0, 0x1404));
+    second = half_pair_by_bits(select_bytes(word, 0, 0x3424));
+  }
+}
+
+// ---- flashgen/decode/eight_bits.cuh
+// A cache of 8-bit floats: the CacheElement policy for e4m3 and e5m2.
+//
+// Copies bring half the bytes to shared memory, and tensor cores multiply 16-bit floats: every 8-bit float is
+// one exactly. ldmatrix moves pairs of bytes. So a lane gets the elements 4c to 4c + 3 of 16, c = lane % 4,
+// where an operand of 16-bit elements has 2c, 2c + 1, 2c + 8 and 2c + 9. A product may take the elements of a
+// head in any order that Q and K share, so Q is loaded in this one. O comes in the same order, of columns.
+
+// Four numbers in a word: what carries into the sign of one that is not finite, and their signs.
+template <>
+constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;
+template <>
+constexpr u32 kSigns<e4m3_t> = 0x80808080u;
+
+// ---- Keys and values
+
+// Keys as the right operand of Q K^T.
+template <class Slice, bool by_instruction>
+struct EightBitKeys {
+  Cursor<Slice> cursor;
+
+  FLASHGEN_DEVICE EightBitKeys(Slice slice, i32 /*first_column*/, Thread thread)
+      : cursor(origin_of(slice), thread.lane & 15, 0) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
+    u32 words[2];
+    ldmatrix_x2(words, cursor.template offset<true>(8 * block, step));
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i)
+      to_halves<by_instruction>(typename Slice::Element{}, words[i], pair[i].words[0], pair[i].words[1]);
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
+};
+
+// Values as that of P V. A lane gets columns 2u and 2u + 1 of two keys, u = lane / 4: one for either block.
+template <class Slice, bool by_instruction>
+struct EightBitValues {
+  Cursor<Slice> cursor;
+
+  FLASHGEN_DEVICE EightBitValues(Slice slice, i32 /*first_column*/, Thread thread)
+      : cursor(origin_of(slice), thread.lane & 15, 0) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
+    u32 words[2];
+    ldmatrix_x2_trans(words, cursor.template offset<true>(16 * step, block / 2));
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      // The two keys of a column side by side.
+      const u32 by_column = select_bytes(words[i], 0, 0x3120);
+      to_halves<by_instruction>(typename Slice::Element{}, by_column, pair[0].words[i], pair[1].words[i]);
+    }
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
+};
+
+// ---- Scales
+
+// One number for all keys of a head, and one for all values.
+struct HeadScales {
+  float k;
+  float v;
+
+  struct Slice {
+    float k;
+
+    template <i32 blocks, class Queries>
+    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
+    }
+    template <class Scores>
+    FLASHGEN_DEVICE void raise(Scores&) const {}
+    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  };
+
+  template <class Params>
+  FLASHGEN_DEVICE static HeadScales of(const Params& p, const DecodeItem& item, u8*) {
+    const i64 k_place = item.sequence * p.k_scale_row + item.head_kv * p.k_scale_head;
+    const i64 v_place = item.sequence * p.v_scale_row + item.head_kv * p.v_scale_head;
+    return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
+            p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
+  }
+  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {k}; }
+  FLASHGEN_DEVICE float of_results() const { return v; }
+};
+
+// ---- The policy
+
+template <DecodeConfig cfg, class T, class E, class Scales, bool by_instruction>
+struct EightBitElement {
+  using Stored = E;
+  using Operand = half_t;
+  static constexpr i32 dim = eight_bit_columns(cfg.head_dim);
+  static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
+  using KSlice = SharedTile<E, kSliceKeys, dim>;
+  using VSlice = SharedTile<E, kSliceKeys, dim_v>;
+  using Keys = EightBitKeys<KSlice, by_instruction>;
+  using Values = EightBitValues<VSlice, by_instruction>;
+  using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;
+
+  Scales scales;
+
+  template <class Params>
+  FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
+    return {Scales::of(p, item, base)};
+  }
+  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const { scales.fetch(slot, page, thread); }
+  FLASHGEN_DEVICE typename Scales::Slice slice(i32 slot, Thread thread) const {
+    return scales.slice(slot, thread);
+  }
+  // Of each two blocks the first has the even columns of 16, and the second the odd ones. Neighbors belong
+  // into one block.
+  template <i32 blocks>
+  FLASHGEN_DEVICE void finish(Accumulator<1, blocks>& out) const {
+    const float factor = scales.of_results();
+#pragma unroll
+    for (i32 n = 0; n < blocks; n += 2) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float even = out[0][n][2 * h + 1] * factor;
+        out[0][n][2 * h] *= factor;
+        out[0][n][2 * h + 1] = out[0][n + 1][2 * h] * factor;
+        out[0][n + 1][2 * h] = even;
+        out[0][n + 1][2 * h + 1] *= factor;
+      }
+    }
+  }
+  FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) {
+    return 16 * (n / 2) + 2 * thread.column() + 2 * (n % 2);
+  }
+};
+
+}  // namespace flashgen
+
+// ---- kernels/decode/forward.cu.j2
+using namespace flashgen;
+
+using element_t = bfloat16_t;
+using cache_t = e4m3_t;
+
+constexpr DecodeConfig kConfig{
+    .head_dim = 128,
+    .head_dim_v = 128,
+    .tile_q = 64,   // new tokens times the query heads that share a key/value head
+    .tile_kv = 64,  // keys per step
+    .stages = 4,
+    .warps = 4,
+    .holds_queries = true,    // each warp keeps its rows of Q in registers
+    .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
+    .has_lower = false,       // the band has a lower bound on k - q
+    .has_upper = true,        // the band has an upper bound on k - q
+    .varies_by_head = false,  // which tiles hold allowed pairs depends on the head
+    .access_bytes = 16,       // alignment of rows in global memory
+};
+
+struct Params {
+  const element_t* q;
+  const cache_t* k;
+  const cache_t* v;
+  element_t* o;
+  float* lse;            // log-sum-exp, (batch, heads_q, len_q)
+  float* o_partial;      // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
+  float* row_partial;    // of each row of a part: the reference maximum, and the sum of exponentials
+  u32* counter;          // tiles drawn, then blocks done; 0 between launches
+  const float* k_scale;  // what elements of the cache are multiplied by; null: 1
+  const float* v_scale;
+  // keys of each sequence, without appended ones; null: the capacity
+  const i32* cache_seqlens;
+  // row of the cache of each sequence; null: the sequence's index
+  const i32* cache_batch_idx;
+  // first keys of each sequence to skip; null: none
+  const i32* cache_leftpad;
+  // the pages of each sequence; entries beyond its length are ignored
+  const i32* block_table;
+  // first query of each packed sequence; null: queries are a batch
+  const i32* cu_seqlens_q;
+  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
+  const i32* cu_seqlens_k;
+  // strides are in elements
+  i64 q_batch;
+  i64 q_row;
+  i64 q_head;
+  i64 k_batch;
+  i64 k_row;
+  i64 k_head;
+  i64 v_batch;
+  i64 v_row;
+  i64 v_head;
+  i64 o_batch;
+  i64 o_row;
+  i64 o_head;
+  i64 k_scale_row;  // stride between sequences; 0: they share the scale
+  i64 k_scale_head;
+  i64 v_scale_row;
+  i64 v_scale_head;
+  i64 table_row;  // stride between rows of the table
+  i64 lse_batch;  // stride between sequences; 0 if queries are packed
+  i64 lse_head;
+  i64 lse_rows;  // stride between splits
+  i32 heads_q;
+  i32 heads_kv;
+  i32 len_q;
+  i32 len_kv;      // capacity in keys of each sequence
+  i32 group;       // query heads per key/value head
+  i32 band_lower;  // relative to the diagonal through the last query and the last key
+  i32 band_upper;
+  i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
+  i32 slot_rows;     // rows of a part in o_partial
+  i32 page_size;     // keys per page
+  i32 batch;         // sequences
+  i32 appended;      // keys of each sequence after those in cache_seqlens
+  i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
+  i32 corner_upper;
+  float scale;
+  float scale_log2;  // scale * log2(e)
+};
+static_assert(sizeof(Params) == 352, "the launcher packs Params into 352 bytes");
+
+struct Smem {
+  static constexpr u32 kQ = 0;           // Q, a copy of its rows for each warp
+  static constexpr u32 kK = 0;           // K_j, 4 stages of 16 keys for each warp
+  static constexpr u32 kV = 32768;       // V_j, 4 stages of 16 keys for each warp
+  static constexpr u32 kShared = 65536;  // what the threads exchange
+  static constexpr u32 kMerge = 0;       // O of each warp, once the loop is over
+};
+
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
+
+using Scoring = NoRowScore;
+using Scales = HeadScales;
+using CacheElement = EightBitElement<kConfig, element_t, cache_t, Scales, true>;
+
+FLASHGEN_KERNEL(128, 3) decode_d128_causal_pages_e4m3_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
+  FLASHGEN_SHARED_MEMORY(base);
+  DecodeMainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true, CacheElement>::run(p, base);
+}
