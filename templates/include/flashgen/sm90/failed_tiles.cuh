@@ -21,11 +21,12 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile
     atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach spoils a column of all rows. Only a
+// row of V spoils a single row, the row of its key in dK, but in all columns.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
