@@ -86,8 +86,10 @@ def _one_kernel_split(spec: AttentionSpec) -> tuple[int, int]:
     # Evaluating a block-sparse mask takes registers: of the producer, and of the warps that add dQ in order.
     if is_block_sparse(spec):
         return _SPLITS[0] if spec.deterministic and not changes_scores(spec) else _SPLITS[1]
+    # The warps that finish an ordered dQ multiply it by another factor after dropout.
+    finishes_more = spec.deterministic and spec.dropout
     # At head_dim 96 consumers need no more.
-    return _SPLITS[1] if spec.head_dim == 96 else _SPLITS[2]
+    return _SPLITS[1] if spec.head_dim == 96 or finishes_more else _SPLITS[2]
 
 
 #: Rates are TFLOP/s on an H200, bf16, at 4,096 / 8,192 / 16,384.
@@ -111,8 +113,11 @@ def _order_of_products(spec: AttentionSpec, tile_q: int) -> tuple[frozenset[str]
 
 
 def _dq_last(spec: AttentionSpec, tile_q: int) -> bool:
-    """Whether registers are short: a block-sparse mask leaves 8 fewer, and of 128 queries slopes or biases take 32."""
-    return is_block_sparse(spec) or (tile_q == 128 and (has_slope(spec) or loads_ahead(spec)))
+    """Whether registers are short: a block-sparse mask leaves 8 fewer.
+
+    Of 128 queries slopes, biases or what is left of P after dropout take 32.
+    """
+    return is_block_sparse(spec) or (tile_q == 128 and (has_slope(spec) or loads_ahead(spec) or spec.dropout))
 
 
 def held(spec: AttentionSpec, tile_q: int) -> Held:
@@ -126,6 +131,7 @@ def held(spec: AttentionSpec, tile_q: int) -> Held:
         ("S and P" if last else "S and P, or P and dQ", pairs),
         ("dP or dQ" if last else "dP", tile_q // 2),
         *((("P times the slope", 8 if last else tile_q // 4),) if has_slope(spec) else ()),
+        *((("P after dropout, and which pairs it keeps", 8 if last else tile_q // 4),) if spec.dropout else ()),
         ("addresses", 16),
     )
 

@@ -64,7 +64,7 @@ struct DenseGradientTile : DenseTile {
 };
 
 template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
-          class Score>
+          class Score, class Dropping>
 struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
@@ -263,6 +263,12 @@ struct BackwardQueryMainloop {
       wgmma_pin(dq);
       shared.k_ring().release(k_at.before(), thread);
     }
+    // Which pairs are kept.
+    FLASHGEN_DEVICE auto draw(const Tile& tile) const {
+      const Thread here = thread.again();
+      return Dropping::template draw<cfg.tile_kv>(p, tile, tile.first_q + (here.warp - 4) * kWarpRows,
+                                                  blocks.block * cfg.tile_kv, here);
+    }
     // Line 8: P_ij = exp(S_ij - L_i), times the slope of the score.
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
@@ -276,11 +282,13 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors) {
+    template <class Kept>
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
       if (blocks.is_last()) shared.do_ring().release(q_at, thread);
+      Dropping::drop_gradients(dp, kept, dsum);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_kv / 4; ++i)
         ds[i / 4][i % 4] = pack(T{}, dp[2 * i] * factors[2 * i], dp[2 * i + 1] * factors[2 * i + 1]);
@@ -300,6 +308,7 @@ struct BackwardQueryMainloop {
         // Line 4: dQ_i = 0.
         preset_zero(dq);
         {
+          const auto kept = draw(tile);
           Scores scores, dp;
           issue_scores(scores);
           shared.do_ring().wait_full(q_at);
@@ -307,14 +316,15 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         while (!blocks.is_last()) {
           blocks.advance(read);
-          Scores scores, dp;
           // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
-          // are soon free.
+          // are soon free. Pairs are drawn before scores and dP take registers.
           issue_dq();
+          const auto kept = draw(tile);
+          Scores scores, dp;
           issue_scores(scores);
           wgmma_wait<1>();
           take_dq();
@@ -322,7 +332,7 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         issue_dq();
         wgmma_wait<0>();
@@ -338,7 +348,7 @@ struct BackwardQueryMainloop {
       const Thread here = thread.again();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
-      const float scale[2] = {p.scale, p.scale};
+      const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
       write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
                                    here);
     }

@@ -5,6 +5,7 @@
 // Such tiles are rare, and there is no bound on the time that they take. Without flags the kernel ends at
 // once.
 #pragma once
+#include "flashgen/sm90/backward_dropping.cuh"
 #include "flashgen/sm90/backward_scores.cuh"
 
 namespace flashgen {
@@ -22,7 +23,7 @@ struct RepairConfig {
   bool has_upper;
 };
 
-template <RepairConfig cfg, class T, class Params, class Mask, class Score>
+template <RepairConfig cfg, class T, class Params, class Mask, class Score, class Dropping>
 struct BackwardRepair {
   static_assert(cfg.flags == kWarpSize, "each lane looks at a flag");
   // A row of a tensor, of which each lane has every 32nd column.
@@ -76,7 +77,7 @@ struct BackwardRepair {
   // ---- Pairs
 
   struct Pair {
-    // P, and dS = P (dP - D) times the slope of the score.
+    // P, which is 0 if the pair is dropped, and dS = P (dP - D) times the slope of the score.
     float p;
     float ds;
   };
@@ -85,7 +86,9 @@ struct BackwardRepair {
     const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q + q;
     const ScoreAndSlope score = Score::of_pair(p, sequence, head, q, key, dot(q_row, k_row) * p.scale);
     const float probability = exp2_approx(fused_multiply_add(score.value, kLog2E, negate_lse(p.lse[number])));
-    return {probability, probability * (dot(dout_row, v_row) - p.dsum[number]) * score.slope};
+    const bool is_kept = Dropping::keeps(p, sequence, head, q, key);
+    const float kept = Dropping::factor(p), dp = is_kept ? dot(dout_row, v_row) * kept : 0.0f;
+    return {is_kept ? probability * kept : 0.0f, probability * (dp - p.dsum[number]) * score.slope};
   }
 
   // dQ of a row.

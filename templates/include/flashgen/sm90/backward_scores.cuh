@@ -7,14 +7,10 @@
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/score.cuh"
+#include "flashgen/sm90/kept_queries.cuh"
 #include "flashgen/sm90/key_tile.cuh"
 
 namespace flashgen {
-
-// Steps of 16 queries that make a chunk.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 kChunkElements = 8 * kChunkSteps;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {

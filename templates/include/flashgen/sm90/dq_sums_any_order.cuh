@@ -35,7 +35,8 @@ struct SumLines {
   }
 };
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Dropping>
 struct SumsInAnyOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
@@ -226,8 +227,9 @@ struct SumsInAnyOrder {
       const float* const from = reinterpret_cast<const float*>(sum(shared, at));
       if (has_failed<Queries::has_mask>(from, Share::columns(0) / 2 * boxes, thread) && thread.lane == 0)
         flag_queries<Queries::has_mask>(p, to.sequence, to.head, to.row / cfg.tile_q);
-      finish_box<0, false>(rows, from, p.scale, thread);
-      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, p.scale, thread);
+      const float scale = p.scale * Dropping::factor(p);
+      finish_box<0, false>(rows, from, scale, thread);
+      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, scale, thread);
       fence_proxy_async_shared();
       warp_sync();
       if (thread.lane == 0) {

@@ -21,7 +21,8 @@
 
 namespace flashgen {
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Dropping>
 struct SumsInOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
@@ -249,8 +250,9 @@ struct SumsInOrder {
       const typename Shared::DQRows rows = {shared_address(from)};
       if (has_failed<Queries::has_mask>(from, Share::columns(consumer), here) && here.lane == 0)
         flag_queries<Queries::has_mask>(p, share.sequence, share.head, share.row / cfg.tile_q);
-      finish_box<0, true>(rows, from, p.scale, here);
-      if (Share::columns(consumer) > kPanelColumns / 2) finish_box<1, true>(rows, from, p.scale, here);
+      const float scale = p.scale * Dropping::factor(p);
+      finish_box<0, true>(rows, from, scale, here);
+      if (Share::columns(consumer) > kPanelColumns / 2) finish_box<1, true>(rows, from, scale, here);
       fence_proxy_async_shared();
       warp_sync();
       if (here.lane == 0) {
