@@ -144,9 +144,7 @@ struct BackwardKeysMainloop {
                                           typename DORing::Where at) {
       issue_output(dv, p, shared.dout(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dv + tile.sequence * p.dv_batch + tile.head * p.dv_head, p.dv_row, tile.len_kv(p)};
-    }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dv_rows(p); }
     FLASHGEN_DEVICE static float scale(const Params& p) { return Dropping::factor(p); }
   };
 
@@ -189,9 +187,7 @@ struct BackwardKeysMainloop {
                                           typename QRing::Where at) {
       issue_output(dk, ds, shared.q(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dk + tile.sequence * p.dk_batch + tile.head * p.dk_head, p.dk_row, tile.len_kv(p)};
-    }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dk_rows(p); }
     FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale * Dropping::factor(p); }
   };
 
@@ -286,7 +282,7 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.again();
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       const float scale[2] = {Role::scale(p), Role::scale(p)};
       write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
                                     scale, here);

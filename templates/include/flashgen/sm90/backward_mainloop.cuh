@@ -200,7 +200,7 @@ struct BackwardMainloop {
       wgmma_wait<0>();
       wgmma_pin(dk);
       in_buffer = previous;
-      previous = sums.number(step);
+      previous = sums.number(tile, step);
       shared.q_ring().release(q_at, thread);
       q_at.advance();
       at.advance();
@@ -217,7 +217,7 @@ struct BackwardMainloop {
       const float dk_scale[2] = {p.scale * kept, p.scale * kept};
       if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
           here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       sums.wait_buffer(at);
       const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
                                   const TensorMap& map) {
@@ -227,7 +227,7 @@ struct BackwardMainloop {
         fence_proxy_async_shared();
         warp_sync();
         if (here.lane == 0) {
-          if (first_row < tile.len_kv(p)) tile.store(to, map, first_row);
+          if (first_row < tile.result_rows(p)) tile.store(to, p, map, first_row);
           bulk_commit();
         }
       };

@@ -11,6 +11,7 @@
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/backward_products.cuh"
 #include "flashgen/sm90/failed_tiles.cuh"
+#include "flashgen/sm90/gradient_tile.cuh"
 #include "flashgen/sm90/key_blocks.cuh"
 #include "flashgen/sm90/tile_scheduler.cuh"
 
@@ -42,26 +43,6 @@ constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .consumers = cfg.consumers,
                                            .section_heads = cfg.section_heads,
                                            .longest_first = cfg.longest_first};
-
-// dO and the statistics of a tile of queries, and where its dQ goes.
-struct DenseGradientTile : DenseTile {
-  template <class DOTile, class Params>
-  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
-    dout.load(p.dout_map, barrier, first_q, head, sequence);
-  }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
-  template <i32 rows, class Params>
-  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
-    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
-    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
-    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
-  }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
-    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
-  }
-};
 
 template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
           class Score, class Dropping>
@@ -170,7 +151,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
+      TileScheduler<kQueryTiles<cfg>, Params, typename Tile::Scheduled> scheduler{{p}};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -347,7 +328,7 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.again();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
-        flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
+        flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
       const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
       write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
                                    here);

@@ -3,6 +3,7 @@
 #include "flashgen/fragments.cuh"
 #include "flashgen/sm90/backward_config.cuh"
 #include "flashgen/sm90/failed_tiles.cuh"
+#include "flashgen/sm90/finish_order.cuh"
 #include "flashgen/sm90/key_tile_producer.cuh"
 
 namespace flashgen {
@@ -48,10 +49,13 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
 
 // A warp's share of a tile of dQ, to be scaled, rounded and stored.
 struct alignas(32) DqPart {
+  // Where it goes in the map of dQ.
   i32 column;
   i32 row;
   i32 head;
-  i32 sequence;
+  i32 place;
+  // The number of its tile, among all.
+  i32 tile;
   // Where its sum lies in the workspace, in lines, and its size in boxes: 0 after the last part.
   i32 line;
   i32 boxes;

@@ -12,9 +12,9 @@ constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // A bit for each of a lane's pairs: of even queries in the low half of a word, of odd ones above.
 //
-// One drawing is for one query, or two that are eight apart, and for two neighbouring keys. But a lane has two
-// neighbouring queries and one key. So of two lanes with neighbouring keys, one draws for even queries and the other
-// one for odd ones. They exchange halves of words.
+// One drawing is for one query, or two that are eight apart, and for two neighbouring keys. But a lane has
+// two neighbouring queries and one key. So of two lanes with neighbouring keys, one draws for even queries
+// and the other one for odd ones. They exchange halves of words.
 template <i32 queries>
 struct KeptQueries {
   static constexpr i32 width = 4;

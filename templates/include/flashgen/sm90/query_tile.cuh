@@ -114,11 +114,7 @@ struct alignas(16) OwnLengthsTile {
   }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    if constexpr (requires { Mask::of(p, rows, sequence, head); }) {
-      return Mask::of(p, rows, sequence, head);
-    } else {
-      return band_of<Mask>(p, rows);
-    }
+    return mask_of<Mask>(p, rows, sequence, head);
   }
   template <class Score, class Params>
   FLASHGEN_DEVICE Score score(const Params& p) const {
