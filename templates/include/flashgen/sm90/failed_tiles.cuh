@@ -21,8 +21,8 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
 }
 
 // 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach spoils a column of all rows.
-// Only a row of V spoils a single row, the row of its key in dK, but in all columns.
+// finite. That is enough. An operand that reaches rows that it must not reach spoils a column of all rows.
+// Only rows of V and dO spoil a single row, of dK or dQ, but in all columns.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};
