@@ -49,7 +49,7 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const PackedSequence& packed) {
 
 // The mask of one sequence. Only a mask that is no band depends on the sequence and the head.
 template <class Mask, class Params, class Rows>
-FLASHGEN_DEVICE Mask mask_of(const Params& p, const Rows& rows, i32 sequence, i32 head) {
+FLASHGEN_DEVICE Mask sequence_mask(const Params& p, const Rows& rows, i32 sequence, i32 head) {
   if constexpr (requires { Mask::of(p, rows, sequence, head); }) {
     return Mask::of(p, rows, sequence, head);
   } else {

@@ -56,7 +56,7 @@ struct PackedQueryTile {
   FLASHGEN_DEVICE i32 place() const { return PackedWindow::of(rows.first_q, rows.rows_q, 0).place; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    return mask_of<Mask>(p, rows, sequence, head);
+    return sequence_mask<Mask>(p, rows, sequence, head);
   }
   template <class Params>
   FLASHGEN_DEVICE i32 key_tiles(const Params&, i32 tile_kv) const {

@@ -139,7 +139,7 @@ struct alignas(16) PackedKeyTile {
   }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
-    return mask_of<Mask>(p, rows, sequence, query_head(p, member));
+    return sequence_mask<Mask>(p, rows, sequence, query_head(p, member));
   }
   template <class Score, class Params>
   FLASHGEN_DEVICE Score score(const Params& p, i32 member) const {

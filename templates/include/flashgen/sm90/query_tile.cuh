@@ -114,7 +114,7 @@ struct alignas(16) OwnLengthsTile {
   }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    return mask_of<Mask>(p, rows, sequence, head);
+    return sequence_mask<Mask>(p, rows, sequence, head);
   }
   template <class Score, class Params>
   FLASHGEN_DEVICE Score score(const Params& p) const {

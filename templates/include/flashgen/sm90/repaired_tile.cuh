@@ -90,7 +90,7 @@ struct PackedRepairedTile {
   }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 of_head) const {
-    return mask_of<Mask>(p, packed, sequence, of_head);
+    return sequence_mask<Mask>(p, packed, sequence, of_head);
   }
   template <class Score, class Params>
   FLASHGEN_DEVICE Score score(const Params& p, i32 of_head) const {
