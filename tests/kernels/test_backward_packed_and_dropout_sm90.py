@@ -209,3 +209,30 @@ def test_workspaces_of_packed_sequences_grow_with_rows_and_not_with_the_longest(
     floats = workspaces(made, problem)["dq_accum"]
     tile_q = made.kernel("prepare").grid_tile
     assert floats <= (rows + sequences * tile_q) * heads * 128
+
+
+@pytest.mark.parametrize("layout", ["heads-first", "wide-rows", "unaligned", "reversed"])
+def test_packed_arrays_lie_as_they_please(layout: Any) -> None:
+    """By these kernels, or by those for all GPUs where TMA does not take the strides."""
+    spec = fg.AttentionSpec(64, mask=fg.causal(), varlen=True)
+    by = OTHER if layout in ("unaligned", "reversed") else NAME
+    case = Case("strides", 100, 150, batch=3, heads=2, heads_kv=2, layouts=(layout,) * 4)
+    check(spec, expect(spec, case, any_values=True), by=by)
+
+
+def test_gradients_of_captured_tensors_come_with_those_of_packed_sequences() -> None:
+    used = ((30, 50), (20, 6), (0, 5), (12, 0))
+    packing = Packing(((33, 50), (20, 7), (0, 5), (12, 0)), used, True)
+    random = np.random.default_rng(0)
+    slopes = random.standard_normal(2).astype(np.float32)
+    spec = fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(slopes), varlen=True, dropout=True)
+    q, k, v, do = (random.standard_normal((4, n, 2, 64)).astype(spec.element.numpy()) for n in (33, 50, 50, 33))
+    packed = [packing.pack(x, side) for x, side in ((q, 0), (k, 1), (v, 1), (do, 0))]
+    kernel, call = built(spec), {"sequences": packing.sequences(33, 50), "dropout": DROPOUT}
+    o, lse = kernel(*packed[:3], **call)
+    *_, found = kernel.backward(packed[3], *packed[:3], o, lse, captured_gradients=True, **call)
+    more: dict[str, Any] = {"dropout": DROPOUT, "lengths": used}
+    exact = oracle.captured_gradients(spec, q, k, v, do, **more)
+    bounds = oracle.captured_bounds(spec, q, k, v, do, exact=exact, **more)
+    assert set(found) == set(exact) == {"slopes"}
+    assert oracle.check(found["slopes"], exact["slopes"], bounds["slopes"]).ok
