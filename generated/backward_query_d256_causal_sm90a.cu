@@ -22,34 +22,38 @@
 //            tiles          231040 to 231072  the next tiles of queries
 // because  the widest tile of keys with two slots
 //
-// contents   60  Integer and 16-bit element types, without any CUDA header.
-//            82  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           124  Scalar arithmetic, one instruction each.
-//           149  Element types.
-//           183  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           233  Tensor maps, which describe tensors to bulk copies of boxes.
-//           242  Bulk copies.
-//           290  Communication between blocks and between grids.
-//           346  Reallocation of registers among warpgroups (sm_90a).
-//           361  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           396  Matrix products of a warpgroup (sm_90a).
-//           616  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           625  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           691  Warp-level matrix products.
-//           710  Tiles as TMA writes them and wgmma reads them.
-//           821  Banded masks.
-//           988  Where a tile of keys lies, and the queries that attend to it.
-//           998  Probabilities P of transposed scores, and the factor of dS.
-//          1027  Streaming tiles between global and shared memory.
-//          1040  Writing a warpgroup's results to shared and global memory.
-//          1093  What the backward mainloops do with fragments.
-//          1111  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1137  The sizes of a forward kernel for Hopper.
-//          1166  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1229  A tile of queries, as the producer announces it to the consumers.
-//          1283  Which tile of queries a persistent block computes next.
-//          1387  The backward pass on Hopper, for heads wider than 128.
-//          1750  The kernel: its configuration, parameters and text.
+// contents   64  Integer and 16-bit element types, without any CUDA header.
+//            86  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           128  Scalar arithmetic, one instruction each.
+//           153  Element types.
+//           187  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           237  Tensor maps, which describe tensors to bulk copies of boxes.
+//           246  Bulk copies.
+//           294  Communication between blocks and between grids.
+//           350  Reallocation of registers among warpgroups (sm_90a).
+//           365  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           400  Matrix products of a warpgroup (sm_90a).
+//           620  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           629  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           695  Warp-level matrix products.
+//           714  Tiles as TMA writes them and wgmma reads them.
+//           825  Dropout of probabilities.
+//           843  Dropout of probabilities in the backward pass.
+//           866  Banded masks.
+//          1033  Which sequence a tile belongs to, where sequences have their own lengths.
+//          1085  Streaming tiles between global and shared memory.
+//          1098  Where a tile of keys lies, and the queries that attend to it.
+//          1108  Probabilities P of transposed scores, and the factor of dS.
+//          1137  Writing a warpgroup's results to shared and global memory.
+//          1190  What the backward mainloops do with fragments.
+//          1208  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1235  A tile of queries, as the producer announces it to the consumers.
+//          1289  A tile of queries of the kernel that computes dQ alone.
+//          1319  The sizes of a forward kernel for Hopper.
+//          1348  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1411  Which tile of queries a persistent block computes next.
+//          1488  The backward pass on Hopper, for heads wider than 128.
+//          1841  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -818,6 +822,47 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
+
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
+
+  template <i32 columns, class Params, class Tile>
+  FLASHGEN_DEVICE static Kept<columns> draw(const Params&, const Tile&, i32, i32, Thread) {
+    return {};
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static float factor(const Params&) {
+    return 1.0f;
+  }
+};
+
+// ---- flashgen/sm90/backward_dropping.cuh
+// Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
+//
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
+//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//
+// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
+// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+
+struct NoBackwardDropout : NoDropout {
+  template <i32 queries>
+  using Queries = Kept<queries>;
+
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
+                                             Thread) {}
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+};
+
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
@@ -985,6 +1030,71 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
+// ---- flashgen/sm90/sequence_search.cuh
+// Which sequence a tile belongs to, where sequences have their own lengths.
+//
+// Tiles of one sequence follow those of another, sequences with many tiles before those with half as many.
+// Only the device knows the lengths, so blocks count tiles as they go: each lane of a warp those of one
+// sequence, 32 sequences at a time.
+
+struct SequenceSearch {
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
+  i32 group = 0;
+  i32 tiles_before = 0;
+
+  // A sequence, its tiles of each head, and the tile's number among all of them.
+  struct Found {
+    bool exists;
+    i32 sequence;
+    i32 tiles_of_head;
+    i32 number;
+  };
+
+  // `tiles_of(sequence)` are its tiles of each head, at most `longest`. All lanes of a warp call.
+  template <class TilesOf>
+  FLASHGEN_DEVICE Found find(i32 number, i32 sequences, i32 heads, i32 longest, Thread thread,
+                             const TilesOf& tiles_of) {
+    const i32 groups = ceil_div(sequences, kWarpSize);
+    // The tile may lie before the current sequences.
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; longest >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = longest >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
+      i32 tiles = own < sequences ? tiles_of(own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * heads;
+#pragma unroll
+      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+        const i32 other = shuffle(end, (thread.lane - distance) & 31);
+        if (thread.lane >= distance) end += other;
+      }
+      const u32 later = warp_ballot(number < tiles_before + end);
+      if (later != 0) {
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane);
+        return {true, first + lane, tiles_of_head,
+                number - tiles_before - shuffle(end, lane) + tiles_of_head * heads};
+      }
+      tiles_before += shuffle(end, kWarpSize - 1);
+    }
+    return {};
+  }
+};
+
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
 // ---- flashgen/sm90/key_tile.cuh
 // Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
 // that keep keys. A tile is what the producer announces to the other warps.
@@ -1022,19 +1132,6 @@ struct NoScore {
 #pragma unroll
     for (i32 i = 0; i < keys / 2; ++i) scores[i] = exp2_approx(scores[i] * p.scale_log2);
   }
-};
-
-// ---- flashgen/stream.cuh
-// Streaming tiles between global and shared memory.
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
 // ---- flashgen/strip.cuh
@@ -1119,20 +1216,105 @@ FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
 // Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
 // and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + tile, 1u);
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. One row is enough, because such
-// operands reach all rows that they must not reach.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough. An operand that reaches rows that it must not reach spoils a column of all rows.
+// Only rows of V and dO spoil a single row, of dK or dQ, but in all columns.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
   return zero[0] + zero[1];
 }
+
+// ---- flashgen/sm90/query_tile.cuh
+// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
+// is the Tile policy of the mainloop.
+
+// What consumers do with an announced tile.
+enum class TileKind : i32 {
+  // There is no further tile.
+  end,
+  // No further tile is known. One to repeat may follow once all results are checked.
+  pause,
+  normal,
+  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
+  careful,
+};
+
+// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
+struct alignas(16) DenseTile {
+  i32 first_q;
+  i32 head;
+  i32 sequence;
+  TileKind kind;
+
+  // How many queries and keys the sequence has, and how many rows of results.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+    return p.len_kv;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
+    return p.len_q;
+  }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+    return Mask::of(p, sequence, head);
+  }
+
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
+    q.load(p.q_map, barrier, first_q, head, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
+  }
+  template <class Panels, class Params>
+  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
+  }
+};
+
+// ---- flashgen/sm90/gradient_tile.cuh
+// A tile of queries of the kernel that computes dQ alone: the forward kernel's (query_tile.cuh), with dO, the
+// statistics and dQ.
+
+struct DenseGradientTile : DenseTile {
+  using Scheduled = DenseTile;
+
+  template <class DOTile, class Params>
+  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
+    dout.load(p.dout_map, barrier, first_q, head, sequence);
+  }
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
+  // used.
+  template <i32 rows, class Params>
+  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
+    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
+    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
+    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
+  }
+  template <class Params>
+  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
+  }
+  // Its number among all tiles.
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 number(const Params& p) const {
+    return (sequence * p.heads_q + head) * p.q_tiles + first_q / tile_q;
+  }
+};
 
 // ---- flashgen/sm90/forward_config.cuh
 // The sizes of a forward kernel for Hopper. The plan chooses them.
@@ -1226,60 +1408,6 @@ struct BandBlocks {
   }
 };
 
-// ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
-// is the Tile policy of the mainloop.
-
-// What consumers do with an announced tile.
-enum class TileKind : i32 {
-  // There is no further tile.
-  end,
-  // No further tile is known. One to repeat may follow once all results are checked.
-  pause,
-  normal,
-  // A tile to repeat, because its first results cannot be trusted (tile_checks.cuh).
-  careful,
-};
-
-// All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
-struct alignas(16) DenseTile {
-  i32 first_q;
-  i32 head;
-  i32 sequence;
-  TileKind kind;
-
-  // How many queries and keys the sequence has, and how many rows of results.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_q;
-  }
-  template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    return Mask::of(p, sequence, head);
-  }
-
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_q(Panels q, const Params& p, u32 barrier) const {
-    q.load(p.q_map, barrier, first_q, head, sequence);
-  }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_k(Panels k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    k.load(p.k_map, barrier, first_key, head / p.group, sequence);
-  }
-  template <class Panels, class Params>
-  FLASHGEN_DEVICE void load_v(Panels v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    v.load(p.v_map, barrier, first_key, head / p.group, sequence);
-  }
-};
-
 // ---- flashgen/sm90/tile_scheduler.cuh
 // Which tile of queries a persistent block computes next.
 //
@@ -1325,50 +1453,23 @@ struct TileCounter {
   }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct TileScheduler : TileCounter<Params> {
   using Rows = typename Tile::Rows;
 
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
+  SequenceSearch search = {};
 
   // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, TileKind::end, {}}};
+    const auto found = search.find(number, p.batch, p.heads_q, p.q_tiles, thread, [&](i32 sequence) {
+      return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+    });
+    if (!found.exists) return {{0, 0, 0, TileKind::end, {}}};
+    const HeadPlace place = place_in_sections<cfg>(found.number, p.heads_q, found.tiles_of_head);
+    return {
+        {place.tile * cfg.tile_q, place.head, found.sequence, TileKind::normal, Rows::of(p, found.sequence)}};
   }
 };
 
@@ -1422,28 +1523,8 @@ constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .section_heads = cfg.section_heads,
                                            .longest_first = cfg.longest_first};
 
-// dO and the statistics of a tile of queries, and where its dQ goes.
-struct DenseGradientTile : DenseTile {
-  template <class DOTile, class Params>
-  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
-    dout.load(p.dout_map, barrier, first_q, head, sequence);
-  }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
-  template <i32 rows, class Params>
-  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
-    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
-    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
-    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
-  }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
-    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
-  }
-};
-
 template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
-          class Score>
+          class Score, class Dropping>
 struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
@@ -1549,7 +1630,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const TileScheduler<kQueryTiles<cfg>, Params, DenseTile> scheduler{p};
+      TileScheduler<kQueryTiles<cfg>, Params, typename Tile::Scheduled> scheduler{{p}};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -1642,6 +1723,12 @@ struct BackwardQueryMainloop {
       wgmma_pin(dq);
       shared.k_ring().release(k_at.before(), thread);
     }
+    // Which pairs are kept.
+    FLASHGEN_DEVICE auto draw(const Tile& tile) const {
+      const Thread here = thread.again();
+      return Dropping::template draw<cfg.tile_kv>(p, tile, tile.first_q + (here.warp - 4) * kWarpRows,
+                                                  blocks.block * cfg.tile_kv, here);
+    }
     // Line 8: P_ij = exp(S_ij - L_i), times the slope of the score.
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
@@ -1655,11 +1742,13 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors) {
+    template <class Kept>
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
       if (blocks.is_last()) shared.do_ring().release(q_at, thread);
+      Dropping::drop_gradients(dp, kept, dsum);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_kv / 4; ++i)
         ds[i / 4][i % 4] = pack(T{}, dp[2 * i] * factors[2 * i], dp[2 * i + 1] * factors[2 * i + 1]);
@@ -1679,6 +1768,7 @@ struct BackwardQueryMainloop {
         // Line 4: dQ_i = 0.
         preset_zero(dq);
         {
+          const auto kept = draw(tile);
           Scores scores, dp;
           issue_scores(scores);
           shared.do_ring().wait_full(q_at);
@@ -1686,14 +1776,15 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         while (!blocks.is_last()) {
           blocks.advance(read);
-          Scores scores, dp;
           // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
-          // are soon free.
+          // are soon free. Pairs are drawn before scores and dP take registers.
           issue_dq();
+          const auto kept = draw(tile);
+          Scores scores, dp;
           issue_scores(scores);
           wgmma_wait<1>();
           take_dq();
@@ -1701,7 +1792,7 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         issue_dq();
         wgmma_wait<0>();
@@ -1716,8 +1807,8 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.again();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
-        flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
-      const float scale[2] = {p.scale, p.scale};
+        flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
+      const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
       write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
                                    here);
     }
@@ -1813,10 +1904,11 @@ struct Smem {
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoScore;
-
+using Tile = DenseGradientTile;
+using Dropping = NoBackwardDropout;
 using Blocks = BandBlocks<kQueryTiles<kConfig>, Mask>;
 
 FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  BackwardQueryMainloop<kConfig, element_t, Params, Smem, DenseGradientTile, Mask, Blocks, Scoring>::run(p, base);
+  BackwardQueryMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Blocks, Scoring, Dropping>::run(p, base);
 }

@@ -25,46 +25,47 @@
 //            checks         229632 to 229712  which tiles are to be repeated (tile_checks.cuh)
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
-// contents   75  Integer and 16-bit element types, without any CUDA header.
-//            97  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           140  Scalar arithmetic, one instruction each.
-//           183  Warp-wide matrix instructions.
-//           211  Element types.
-//           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           256  Warp-level matrix products.
-//           278  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           342  Tensor maps, which describe tensors to bulk copies of boxes.
-//           351  Bulk copies.
-//           405  Communication between blocks and between grids.
-//           457  Reallocation of registers among warpgroups (sm_90a).
-//           472  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           507  Matrix products of a warpgroup (sm_90a).
-//           710  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           794  Tiles as TMA writes them and wgmma reads them.
-//           891  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
-//           957  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1021  Banded masks.
-//          1209  Walking over the tiles that a mask does not rule out.
-//          1259  Streaming tiles between global and shared memory.
-//          1272  Keeping NaN and infinity where they belong.
-//          1306  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1375  Dropout of probabilities.
-//          1395  The sizes of a forward kernel for Hopper.
-//          1428  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1525  What a softmax takes exponentials of.
-//          1556  The online softmax.
-//          1569  What an online softmax keeps of each row from one tile of keys to the next.
-//          1597  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
-//          1707  Scores.
-//          1768  What happens to products Q K^T before the softmax.
-//          1824  Which tiles of queries a block repeats, because their first results cannot be trusted.
-//          1883  A tile of queries, as the producer announces it to the consumers.
-//          1959  Which tile of queries a persistent block computes next.
-//          2063  Writing a warpgroup's results to shared and global memory.
-//          2100  Storing a warp's rows from registers.
-//          2129  The forward pass on Hopper.
-//          2749  What the printed text of a mask or score is made of.
-//          2937  The kernel: its configuration, parameters and text.
+// contents   76  Integer and 16-bit element types, without any CUDA header.
+//            98  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           141  Scalar arithmetic, one instruction each.
+//           184  Warp-wide matrix instructions.
+//           212  Element types.
+//           252  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           257  Warp-level matrix products.
+//           279  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           343  Tensor maps, which describe tensors to bulk copies of boxes.
+//           352  Bulk copies.
+//           406  Communication between blocks and between grids.
+//           458  Reallocation of registers among warpgroups (sm_90a).
+//           473  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           508  Matrix products of a warpgroup (sm_90a).
+//           711  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           795  Tiles as TMA writes them and wgmma reads them.
+//           892  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//           958  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1022  Banded masks.
+//          1210  Walking over the tiles that a mask does not rule out.
+//          1260  Streaming tiles between global and shared memory.
+//          1273  Keeping NaN and infinity where they belong.
+//          1307  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1376  Dropout of probabilities.
+//          1396  The sizes of a forward kernel for Hopper.
+//          1429  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1526  What a softmax takes exponentials of.
+//          1557  The online softmax.
+//          1570  What an online softmax keeps of each row from one tile of keys to the next.
+//          1598  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
+//          1708  Scores.
+//          1769  What happens to products Q K^T before the softmax.
+//          1825  Which tiles of queries a block repeats, because their first results cannot be trusted.
+//          1884  A tile of queries, as the producer announces it to the consumers.
+//          1960  Which sequence a tile belongs to, where sequences have their own lengths.
+//          2012  Which tile of queries a persistent block computes next.
+//          2089  Writing a warpgroup's results to shared and global memory.
+//          2126  Storing a warp's rows from registers.
+//          2155  The forward pass on Hopper.
+//          2775  What the printed text of a mask or score is made of.
+//          2963  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1956,6 +1957,58 @@ struct alignas(16) DenseTile {
   }
 };
 
+// ---- flashgen/sm90/sequence_search.cuh
+// Which sequence a tile belongs to, where sequences have their own lengths.
+//
+// Tiles of one sequence follow those of another, sequences with many tiles before those with half as many.
+// Only the device knows the lengths, so blocks count tiles as they go: each lane of a warp those of one
+// sequence, 32 sequences at a time.
+
+struct SequenceSearch {
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
+  i32 group = 0;
+  i32 tiles_before = 0;
+
+  // A sequence, its tiles of each head, and the tile's number among all of them.
+  struct Found {
+    bool exists;
+    i32 sequence;
+    i32 tiles_of_head;
+    i32 number;
+  };
+
+  // `tiles_of(sequence)` are its tiles of each head, at most `longest`. All lanes of a warp call.
+  template <class TilesOf>
+  FLASHGEN_DEVICE Found find(i32 number, i32 sequences, i32 heads, i32 longest, Thread thread,
+                             const TilesOf& tiles_of) {
+    const i32 groups = ceil_div(sequences, kWarpSize);
+    // The tile may lie before the current sequences.
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; longest >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = longest >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
+      i32 tiles = own < sequences ? tiles_of(own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * heads;
+#pragma unroll
+      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+        const i32 other = shuffle(end, (thread.lane - distance) & 31);
+        if (thread.lane >= distance) end += other;
+      }
+      const u32 later = warp_ballot(number < tiles_before + end);
+      if (later != 0) {
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane);
+        return {true, first + lane, tiles_of_head,
+                number - tiles_before - shuffle(end, lane) + tiles_of_head * heads};
+      }
+      tiles_before += shuffle(end, kWarpSize - 1);
+    }
+    return {};
+  }
+};
+
 // ---- flashgen/sm90/tile_scheduler.cuh
 // Which tile of queries a persistent block computes next.
 //
@@ -2001,50 +2054,23 @@ struct TileCounter {
   }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct TileScheduler : TileCounter<Params> {
   using Rows = typename Tile::Rows;
 
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
+  SequenceSearch search = {};
 
   // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, TileKind::end, {}}};
+    const auto found = search.find(number, p.batch, p.heads_q, p.q_tiles, thread, [&](i32 sequence) {
+      return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+    });
+    if (!found.exists) return {{0, 0, 0, TileKind::end, {}}};
+    const HeadPlace place = place_in_sections<cfg>(found.number, p.heads_q, found.tiles_of_head);
+    return {
+        {place.tile * cfg.tile_q, place.head, found.sequence, TileKind::normal, Rows::of(p, found.sequence)}};
   }
 };
 

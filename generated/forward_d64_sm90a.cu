@@ -23,43 +23,44 @@
 //            checks         205104 to 205200  which tiles are to be repeated (tile_checks.cuh)
 // because  three warpgroups, as exponentials and not products set the pace at this width
 //
-// contents   70  Integer and 16-bit element types, without any CUDA header.
-//            92  What the CUDA language itself provides, under names that the emulator implements on the host.
-//           135  Scalar arithmetic, one instruction each.
-//           178  Warp-wide matrix instructions.
-//           206  Element types.
-//           243  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           248  Warp-level matrix products.
-//           270  Barriers at which threads may arrive without waiting, or wait without arriving.
-//           334  Tensor maps, which describe tensors to bulk copies of boxes.
-//           343  Bulk copies.
-//           397  Communication between blocks and between grids.
-//           449  Reallocation of registers among warpgroups (sm_90a).
-//           464  The 64-bit descriptor of an operand of wgmma in shared memory.
-//           499  Matrix products of a warpgroup (sm_90a).
-//           702  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
-//           786  Tiles as TMA writes them and wgmma reads them.
-//           883  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
-//           949  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1013  Banded masks.
-//          1199  Streaming tiles between global and shared memory.
-//          1212  Keeping NaN and infinity where they belong.
-//          1246  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1315  Dropout of probabilities.
-//          1335  The sizes of a forward kernel for Hopper.
-//          1368  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1440  What a softmax takes exponentials of.
-//          1470  The online softmax.
-//          1483  What an online softmax keeps of each row from one tile of keys to the next.
-//          1511  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
-//          1621  What happens to products Q K^T before the softmax.
-//          1649  Which tiles of queries a block repeats, because their first results cannot be trusted.
-//          1708  A tile of queries, as the producer announces it to the consumers.
-//          1780  Which tile of queries a persistent block computes next.
-//          1884  Writing a warpgroup's results to shared and global memory.
-//          1921  Storing a warp's rows from registers.
-//          1950  The forward pass on Hopper.
-//          2572  The kernel: its configuration, parameters and text.
+// contents   71  Integer and 16-bit element types, without any CUDA header.
+//            93  What the CUDA language itself provides, under names that the emulator implements on the host.
+//           136  Scalar arithmetic, one instruction each.
+//           179  Warp-wide matrix instructions.
+//           207  Element types.
+//           244  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           249  Warp-level matrix products.
+//           271  Barriers at which threads may arrive without waiting, or wait without arriving.
+//           335  Tensor maps, which describe tensors to bulk copies of boxes.
+//           344  Bulk copies.
+//           398  Communication between blocks and between grids.
+//           450  Reallocation of registers among warpgroups (sm_90a).
+//           465  The 64-bit descriptor of an operand of wgmma in shared memory.
+//           500  Matrix products of a warpgroup (sm_90a).
+//           703  Four products of a warpgroup, which add to the same accumulators, as one asm statement.
+//           787  Tiles as TMA writes them and wgmma reads them.
+//           884  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//           950  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1014  Banded masks.
+//          1200  Streaming tiles between global and shared memory.
+//          1213  Keeping NaN and infinity where they belong.
+//          1247  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1316  Dropout of probabilities.
+//          1336  The sizes of a forward kernel for Hopper.
+//          1369  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1441  What a softmax takes exponentials of.
+//          1471  The online softmax.
+//          1484  What an online softmax keeps of each row from one tile of keys to the next.
+//          1512  The online softmax of a warpgroup's rows, of which each lane has two in every warp's sixteen.
+//          1622  What happens to products Q K^T before the softmax.
+//          1650  Which tiles of queries a block repeats, because their first results cannot be trusted.
+//          1709  A tile of queries, as the producer announces it to the consumers.
+//          1781  Which sequence a tile belongs to, where sequences have their own lengths.
+//          1833  Which tile of queries a persistent block computes next.
+//          1910  Writing a warpgroup's results to shared and global memory.
+//          1947  Storing a warp's rows from registers.
+//          1976  The forward pass on Hopper.
+//          2598  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1777,6 +1778,58 @@ struct alignas(16) DenseTile {
   }
 };
 
+// ---- flashgen/sm90/sequence_search.cuh
+// Which sequence a tile belongs to, where sequences have their own lengths.
+//
+// Tiles of one sequence follow those of another, sequences with many tiles before those with half as many.
+// Only the device knows the lengths, so blocks count tiles as they go: each lane of a warp those of one
+// sequence, 32 sequences at a time.
+
+struct SequenceSearch {
+  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
+  // them.
+  i32 group = 0;
+  i32 tiles_before = 0;
+
+  // A sequence, its tiles of each head, and the tile's number among all of them.
+  struct Found {
+    bool exists;
+    i32 sequence;
+    i32 tiles_of_head;
+    i32 number;
+  };
+
+  // `tiles_of(sequence)` are its tiles of each head, at most `longest`. All lanes of a warp call.
+  template <class TilesOf>
+  FLASHGEN_DEVICE Found find(i32 number, i32 sequences, i32 heads, i32 longest, Thread thread,
+                             const TilesOf& tiles_of) {
+    const i32 groups = ceil_div(sequences, kWarpSize);
+    // The tile may lie before the current sequences.
+    if (number < tiles_before) group = tiles_before = 0;
+    for (; longest >> (group / groups) != 0; ++group) {
+      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      const i32 most = longest >> (group / groups), first = group % groups * kWarpSize,
+                own = first + thread.lane;
+      i32 tiles = own < sequences ? tiles_of(own) : 0;
+      if (tiles > most || tiles <= most / 2) tiles = 0;
+      i32 end = tiles * heads;
+#pragma unroll
+      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+        const i32 other = shuffle(end, (thread.lane - distance) & 31);
+        if (thread.lane >= distance) end += other;
+      }
+      const u32 later = warp_ballot(number < tiles_before + end);
+      if (later != 0) {
+        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane);
+        return {true, first + lane, tiles_of_head,
+                number - tiles_before - shuffle(end, lane) + tiles_of_head * heads};
+      }
+      tiles_before += shuffle(end, kWarpSize - 1);
+    }
+    return {};
+  }
+};
+
 // ---- flashgen/sm90/tile_scheduler.cuh
 // Which tile of queries a persistent block computes next.
 //
@@ -1822,50 +1875,23 @@ struct TileCounter {
   }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct TileScheduler : TileCounter<Params> {
   using Rows = typename Tile::Rows;
 
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
+  SequenceSearch search = {};
 
   // Tile `number`; its kind is `end` if there are not so many. All lanes of a warp call.
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const HeadPlace place = place_in_sections<cfg>(in_sequence, p.heads_q, tiles_of_head);
-        return {{place.tile * cfg.tile_q, place.head, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, TileKind::end, {}}};
+    const auto found = search.find(number, p.batch, p.heads_q, p.q_tiles, thread, [&](i32 sequence) {
+      return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+    });
+    if (!found.exists) return {{0, 0, 0, TileKind::end, {}}};
+    const HeadPlace place = place_in_sections<cfg>(found.number, p.heads_q, found.tiles_of_head);
+    return {
+        {place.tile * cfg.tile_q, place.head, found.sequence, TileKind::normal, Rows::of(p, found.sequence)}};
   }
 };
 
