@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
     def moved(self, order: Sequence[int]) -> Step:
         """The same in a call that hands the i-th of its addresses over as number ``order[i]``."""
-        return self._replace(places=tuple((at, i if i < 0 else order[i]) for at, i in self.places))
+        return self._replace(places=self.places.reordered(order))
 
 
 class Target(Protocol):

@@ -164,11 +164,14 @@ def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
         return {}
     prepare = attention.kernel("prepare")
     tiles, heads, batch = prepare.grid(problem)
-    all_heads = heads * batch
-    found = {name: tiles * all_heads * floats for name, floats in workspace_tiles(prepare).items() if floats}
+    all_tiles = tiles * heads * batch
+    if "row_stats" in prepare.switches:
+        all_tiles = problem.query_tiles(prepare.grid_tile) * heads
+    found = {name: all_tiles * floats for name, floats in workspace_tiles(prepare).items() if floats}
     if prepare.sums is not None:
-        found["dq_accum"] = tiles * prepare.sums.heads(problem) * workspace_tiles(prepare)["dq_accum"]
-        found["head_counts"] = 1 + 2 * all_heads
+        floats = workspace_tiles(prepare)["dq_accum"]
+        found["dq_accum"] = prepare.sums.tiles(problem, prepare.grid_tile) * floats
+        found["head_counts"] = 1 + 2 * heads * batch
     if prepare.failures is not None:
         found["failed_tiles"] = prepare.failures.flags(problem)
     return found

@@ -10,21 +10,29 @@ from flashgen.plan.model.plans import KernelPlan, Param, ParamTable
 NUMBERS = ("dropout_seed", "dropout_offset")
 #: Where a kernel finds them instead, if that is not null.
 STATE = "dropout_state"
+_FACTOR = Param("dropout_factor", "float", "float", "1 / (1 - p)")
 _PARAMS = (
     Param(STATE, "void*", "const u64*", "seed and offset in memory; null: the two below"),
     *(Param(name, "uint64", "u64") for name in NUMBERS),
     Param("dropout_below", "int32", "u32", "a pair is dropped if its 15-bit number is below this"),
-    Param("dropout_factor", "float", "float", "1 / (1 - p)"),
+    _FACTOR,
 )
 
 #: Roles of kernels that go over pairs.
-_DRAWING = ("forward", "main", "query", "ds", "dv", "captured_pairs")
+_DRAWING = ("forward", "main", "query", "repair", "ds", "dv", "captured_pairs")
 
 
 def with_dropout(kernel: KernelPlan) -> KernelPlan:
     """The kernel, drawing which pairs are dropped if it goes over pairs."""
-    draws = kernel.role in _DRAWING or kernel.role.startswith("captured_tile")
-    if not (kernel.spec.dropout and draws):
+    if not kernel.spec.dropout:
         return kernel
-    params = ParamTable.widest_first((*kernel.params.params, *_PARAMS))
+    more: tuple[Param, ...] = ()
+    if kernel.role in _DRAWING or kernel.role.startswith("captured_tile"):
+        more = _PARAMS
+    elif "row_stats" in kernel.switches:
+        # Where accumulators of dP start depends on how much pairs that are kept count.
+        more = (_FACTOR,)
+    if not more:
+        return kernel
+    params = ParamTable.widest_first((*kernel.params.params, *more))
     return replace(kernel, params=params, switches=kernel.switches | {"dropout"})

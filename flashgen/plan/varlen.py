@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from flashgen.plan.model.plans import KernelPlan, Param, ParamTable
 
@@ -24,6 +26,16 @@ _PARAMS = (
 #: A scheduler on the device counts the tiles of each sequence.
 _SEQUENCES = Param("batch", "int32", "i32", "sequences")
 _LENGTHS = (Param("len_q", "int32", "i32", "of the longest sequence"), Param("len_kv", "int32", "i32"))
+#: Tensors of which the backward kernels for Hopper copy boxes that end with their sequence: the side of their rows.
+_WINDOWS: Mapping[str, Literal["q", "kv"]] = {
+    "q": "q",
+    "dout": "q",
+    "dq": "q",
+    "k": "kv",
+    "v": "kv",
+    "dk": "kv",
+    "dv": "kv",
+}
 _CHANGED_NOTES = {
     "len_q": "of the longest sequence",
     "band_lower": "relative to the diagonal through the last query and the last key",
@@ -37,7 +49,12 @@ def with_varlen(kernel: KernelPlan) -> KernelPlan:
         return kernel
     notes = _CHANGED_NOTES | _ROW_NOTES
     own = [replace(p, note=notes.get(p.name, p.note)) for p in kernel.params.params]
-    more = (*_LENGTHS, _SEQUENCES) if kernel.is_persistent else _LENGTHS
+    more = (*_LENGTHS, _SEQUENCES) if kernel.is_persistent or kernel.role == "repair" else _LENGTHS
     missing = [p for p in more if p.name not in kernel.params.names]
     params = ParamTable.widest_first((*own, *missing, *_PARAMS))
-    return replace(kernel, params=params, switches=kernel.switches | {"varlen"})
+    boxes = (
+        kernel.boxes
+        if kernel.pass_ == "forward"
+        else tuple(replace(b, window=_WINDOWS.get(b.tensor)) for b in kernel.boxes)
+    )
+    return replace(kernel, params=params, boxes=boxes, switches=kernel.switches | {"varlen"})

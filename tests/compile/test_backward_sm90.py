@@ -26,6 +26,10 @@ SAME = {"modest softcap": "softcap", "modest softcap, causal": "softcap, causal"
 SPECS = {
     **{name: spec for name, spec in CASES.items() if name not in SAME},
     **{f"{name}, ordered": replace(CASES[name], deterministic=True) for name in ("full", "causal", "documents")},
+    "dropout, causal": replace(CASES["causal"], dropout=True),
+    **{f"packed, {name}": replace(CASES[name], varlen=True) for name in ("full", "causal")},
+    "packed, dropout": replace(CASES["causal"], varlen=True, dropout=True),
+    "packed, dropout, ordered": replace(CASES["causal"], varlen=True, dropout=True, deterministic=True),
 }
 BUILDS: list[Build] = [
     (dims, name, dtype)
@@ -39,6 +43,9 @@ SAMPLE: list[Build] = [
     ((64, 64), "bias alone", "bf16"),
     ((96, 96), "slopes", "fp16"),
     ((128, 128), "causal, ordered", "bf16"),
+    ((128, 128), "dropout, causal", "bf16"),
+    ((64, 64), "packed, causal", "bf16"),
+    ((128, 128), "packed, dropout, ordered", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 #: What spills in the loop, and how many bytes at most: scores that read something for each pair.
@@ -64,10 +71,18 @@ def test_products_wait_for_each_other_nowhere(dims: tuple[int, int], name: str, 
     assert found.resources.static_smem_bytes == 0
 
 
-@each([build for build in BUILT if build not in SPILLS])
+@each([build for build in BUILT if build not in SPILLS and not build[1].startswith("packed")])
 def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
     found = compiled(main(dims, name, dtype)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
+
+
+@each([build for build in BUILT if build[1].startswith("packed")])
+def test_of_packed_sequences_only_the_producer_s_warps_spill(dims: tuple[int, int], name: str, dtype: str) -> None:
+    """They count the tiles of sequences, once for each tile. The consumers begin where they take registers."""
+    lines = machine_code(main(dims, name, dtype))
+    begin = next(i for i, line in enumerate(lines) if "USETMAXREG.TRY_ALLOC" in line)
+    assert not has_own_memory(lines[begin : products(lines)[1]])
 
 
 @each([build for build in BUILT if build not in SPILLS])

@@ -33,6 +33,10 @@ SPECS = [
     fg.AttentionSpec(40, dtype="fp32", mask=fg.causal(), dropout=True),
     fg.AttentionSpec(128, dtype="bf16", mask=fg.causal(), varlen=True),
     fg.AttentionSpec(64, dtype="fp16", mask=fg.window(30, 5), varlen=True, dropout=True, deterministic=True),
+    fg.AttentionSpec(64, dtype="bf16", varlen=True),
+    fg.AttentionSpec(128, dtype="fp16", varlen=True, dropout=True),
+    fg.AttentionSpec(256, dtype="bf16", mask=fg.causal(), varlen=True, dropout=True),
+    fg.AttentionSpec(96, dtype="bf16", mask=fg.causal(), varlen=True, deterministic=True),
     fg.AttentionSpec(160, dtype="fp32", mask=fg.window(0, 5)),
 ]
 

@@ -64,9 +64,9 @@ def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by
     """Both passes of one call, the backward one by that algorithm, within their bounds and off by no factor."""
     kernel = built(spec)
 
-    def run(q: Any, k: Any, v: Any, do: Any, scale: float, captured: Any = None) -> Any:
-        o, lse = kernel(q, k, v, scale=scale, captured=captured)
-        return o, lse, *kernel.backward(do, q, k, v, o, lse, scale=scale, captured=captured)
+    def run(q: Any, k: Any, v: Any, do: Any, scale: float, **more: Any) -> Any:
+        o, lse = kernel(q, k, v, scale=scale, **more)
+        return o, lse, *kernel.backward(do, q, k, v, o, lse, scale=scale, **more)
 
     with launches(kernel, mode, "main") as done:
         results = run_case(run, spec, expected)

@@ -113,11 +113,9 @@ def test_a_call_says_which_pairs_are_dropped_if_and_only_if_the_spec_drops_some(
             with_dropout(q, q, q, dropout=fg.Dropout(0.5, state=state))
 
 
-def test_on_hopper_the_plan_says_why_the_backward_pass_is_not_flash_attention_3() -> None:
+def test_on_hopper_both_passes_are_flash_attention_3() -> None:
     from flashgen.plan import plan
-    from flashgen.plan.algorithm import describe_algorithm
 
-    made = plan(fg.AttentionSpec(128, dropout=True), None, "sm_90a")
-    assert describe_algorithm(made.kernel("forward")) == "FlashAttention-3"
-    reason = "its backward kernels have no dropout"
-    assert describe_algorithm(made.kernel("main")) == f"FlashAttention-2, not FlashAttention-3: {reason}"
+    made = plan(fg.AttentionSpec(128, mask=fg.causal(), dropout=True), None, "sm_90a")
+    roles = ("forward", "prepare", "main", "repair")
+    assert {made.kernel(role).algorithm for role in roles} == {"FlashAttention-3"}

@@ -267,6 +267,31 @@ def test_nan_in_a_row_that_no_query_attends_to_changes_no_gradient(name: str, wh
         assert within_rounding(gradient, expected)
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("key", [3, 9])
+def test_nan_in_a_value_that_no_query_attends_to_leaves_its_key_without_gradient(dim: int, key: int) -> None:
+    """Each lane of a warpgroup has two rows of dK, eight apart. A NaN in V reaches the row of its key alone."""
+    spec = fg.AttentionSpec(dim, mask=fg.causal("top-left"))
+    x = Case("unattended", 1, 63, heads=1, heads_kv=1).inputs(spec)
+    x.v[:, key] = np.nan
+    kernel = built(spec)
+    o, lse = kernel(x.q, x.k, x.v)
+    assert all(np.isfinite(g.astype(np.float32)).all() for g in kernel.backward(x.do, x.q, x.k, x.v, o, lse))
+
+
+@pytest.mark.parametrize(("dim", "ordered"), [(64, False), (128, False), (128, True), (256, False)])
+@pytest.mark.parametrize("query", [0, 3, 9])
+def test_a_query_that_attends_to_nothing_has_no_gradient_whatever_its_output_s_is(
+    dim: int, ordered: bool, query: int
+) -> None:
+    spec = fg.AttentionSpec(dim, mask=fg.causal(), deterministic=ordered)
+    x = Case("attends to nothing", 63, 1, heads=1, heads_kv=1).inputs(spec)
+    x.do[:, query] = np.nan
+    kernel = built(spec)
+    o, lse = kernel(x.q, x.k, x.v)
+    assert all(np.isfinite(g.astype(np.float32)).all() for g in kernel.backward(x.do, x.q, x.k, x.v, o, lse))
+
+
 def test_nan_reaches_gradients_even_where_probabilities_underflow() -> None:
     """Most probabilities are 0 in float32, and 0 times NaN is NaN."""
     spec = fg.AttentionSpec(64, **SPECS["causal"])

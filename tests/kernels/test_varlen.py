@@ -124,11 +124,9 @@ def test_no_sequences_at_all_are_fine() -> None:
     assert [x.shape for x in kernel.backward(none, none, none, none, o, lse, sequences=sequences)] == [(0, 2, 16)] * 3
 
 
-def test_on_hopper_the_plan_says_why_the_backward_pass_is_not_flash_attention_3() -> None:
+def test_on_hopper_both_passes_are_flash_attention_3() -> None:
     from flashgen.plan import plan
-    from flashgen.plan.algorithm import describe_algorithm
 
-    made = plan(fg.AttentionSpec(128, varlen=True), None, "sm_90a")
-    assert describe_algorithm(made.kernel("forward")) == "FlashAttention-3"
-    reason = "its backward kernels take no packed sequences"
-    assert describe_algorithm(made.kernel("main")) == f"FlashAttention-2, not FlashAttention-3: {reason}"
+    made = plan(fg.AttentionSpec(128, mask=fg.causal(), varlen=True), None, "sm_90a")
+    roles = ("forward", "prepare", "main", "repair")
+    assert {made.kernel(role).algorithm for role in roles} == {"FlashAttention-3"}

@@ -211,8 +211,6 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
     "head_dim": ({"head_dim": 80}, None, "sm_90a", "its backward kernels are made for head_dim 64, 96, 128"),
     "head_dim_v": ({"head_dim_v": 64}, None, "sm_90a", "its backward kernels are made for head_dim 64, 96, 128"),
-    "dropout": ({"dropout": True}, None, "sm_90a", "have no dropout"),
-    "packed": ({"varlen": True}, None, "sm_90a", "take no packed sequences"),
     "tiles": (
         {},
         fg.Schedule(backward=fg.BackwardSchedule(tile_q=32)),

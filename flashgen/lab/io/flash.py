@@ -44,7 +44,7 @@ def prepare(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
     if "row_stats" in kernel.switches:
         reads["LSE"] = sizes.row_floats
         writes["row stats"] = FLOAT_BYTES * floats["row_stats"]
-    if "workspace" in kernel.switches:
+    if "dq_accum" in kernel.params.names:
         writes[DQ_SUM] = FLOAT_BYTES * floats["dq_accum"]
     return KernelIO(kernel.role, reads, writes)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from flashgen.errors import LaunchError
 from flashgen.launch.arrays.array import ArrayInfo
-from flashgen.launch.call.packing import Value
+from flashgen.launch.call.packing import Value, before
 from flashgen.launch.call.prepared import PARAMETER_NAMES
 from flashgen.launch.driver.tensor_map import ELEMENTS, TensorMap, tensor_problem
 from flashgen.launch.target import Target
@@ -40,24 +41,43 @@ def encoded_maps(
     if not plan.boxes or not all(grid):
         return {}
     by_name = {PARAMETER_NAMES.get(array.name, array.name): array for array in arrays}
-    layouts = [layout(by_name[box.tensor], box, plan.spec.dtype) for box in plan.boxes]
+    layouts = [layout(by_name[box.tensor], box, plan.spec.dtype, problem) for box in plan.boxes]
     if any(tensor_problem(by_name[b.tensor].pointer, *x) for b, x in zip(plan.boxes, layouts, strict=True)):
         return None
     maps = [tensor_map(box, plan.spec.dtype, _SOME_ADDRESS, *x) for box, x in zip(plan.boxes, layouts, strict=True)]
     encoded = target.encode(maps, device)
     if encoded is None:
         return None
-    return {box.parameter: data for box, data in zip(plan.boxes, encoded, strict=True)}
+    made: dict[str | None, Value] = {box.parameter: data for box, data in zip(plan.boxes, encoded, strict=True)}
+    for box, (_, strides) in zip(plan.boxes, layouts, strict=True):
+        if box.window is not None:
+            made[before(box.parameter)] = bytes_before(box, problem, strides)
+    return made
 
 
-def layout(array: ArrayInfo, box: Box, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents (column, row, head, batch), and the byte strides of all but the first."""
+def bytes_before(box: Box, problem: Problem, strides: tuple[int, ...]) -> int:
+    """How far before its tensor a map begins. A sequence lies at the end of its window, so the first window does."""
+    return 0 if box.window is None else window_of(box.window, problem) * strides[0]
+
+
+def window_of(side: Literal["q", "kv"], problem: Problem) -> int:
+    """The rows of a window: as many as the longest sequence has."""
+    return problem.len_q if side == "q" else problem.len_kv
+
+
+def layout(array: ArrayInfo, box: Box, dtype: str, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents (column, row, head, batch), and the byte strides of all but the first.
+
+    Packed rows with a window have its rows instead, and its places instead of a batch.
+    """
     item_bytes = ELEMENTS[box.element or dtype].bytes
     if len(array.shape) == 1:
         return (box.columns, array.shape[0] // box.columns, 1, 1), (box.columns * item_bytes,) * 3
     batch, rows, heads, columns = array.shape
     per_batch, per_row, per_head, _ = array.strides
     strides = (per_row * item_bytes, per_head * item_bytes, per_batch * item_bytes)
+    if box.window is not None:
+        return (columns, window_of(box.window, problem), heads, rows + 1), (*strides[:2], strides[0])
     return (columns, rows, heads, batch), strides
 
 

@@ -46,7 +46,13 @@ def without_batch(outputs: Sequence[Output]) -> tuple[Output, ...]:
 def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
     """The problem size for grids: every sequence counts as the longest."""
     len_q, len_kv = lengths
-    return replace(rows, batch=sequences, len_q=min(len_q, rows.len_q), len_kv=min(len_kv, rows.len_kv))
+    return replace(
+        rows,
+        batch=sequences,
+        len_q=min(len_q, rows.len_q),
+        len_kv=min(len_kv, rows.len_kv),
+        packed_rows=(rows.len_q, rows.len_kv),
+    )
 
 
 def packed_values(mask: Mask, rows: Problem) -> dict[str | None, Value]:

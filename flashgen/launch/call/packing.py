@@ -11,6 +11,7 @@ import math
 import struct
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from flashgen.errors import LaunchError
 from flashgen.plan.model.plans import Box, ParamTable, Problem
@@ -31,8 +32,30 @@ _WORD = struct.calcsize("=Q")
 Value = float | bytes
 #: The parameters of a call, with 0 in place of the addresses.
 Template = bytes
-#: Which words of the parameters a launch writes, each with where among what it hands over the new value is.
-Places = tuple[tuple[int, int], ...]
+
+
+class Places(NamedTuple):
+    """Which words of the parameters a launch writes, each with where among what it hands over the new value is."""
+
+    plain: tuple[tuple[int, int], ...]
+    #: Words that get an address so many bytes before the one that is handed over.
+    earlier: tuple[tuple[int, int, int], ...] = ()
+
+    def reordered(self, order: Sequence[int]) -> Places:
+        """The same where what is handed over comes in another order; the counter stays behind it."""
+
+        def place(old: int) -> int:
+            return old if old < 0 else order[old]
+
+        return Places(
+            tuple((at, place(old)) for at, old in self.plain),
+            tuple((at, place(old), shift) for at, old, shift in self.earlier),
+        )
+
+
+def before(parameter: str) -> str:
+    """The value that says how many bytes before its tensor a tensor map begins."""
+    return f"{parameter}_before"
 
 
 class Memory:
@@ -72,30 +95,39 @@ class Packer:
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
-        self._addresses = tuple((at // _WORD, name) for at, name in _addresses(table, boxes, map_address))
+        fields = _addresses(table, boxes, map_address)
+        self._addresses = tuple((at // _WORD, name, field) for at, name, field in fields)
 
     def template(self, values: Mapping[str | None, Value]) -> Template:
         """The parameters without addresses; these are None, and those in tensor maps are overwritten later."""
         return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
-    def places(self, names: Sequence[str]) -> Places:
+    def places(self, names: Sequence[str], values: Mapping[str | None, Value]) -> Places:
         """Where what calls hand over, in the order of ``names``, belongs; what they lack keeps the template's 0."""
         order = {**{name: i for i, name in enumerate(names)}, COUNTER: _COUNTER_PLACE}
-        return tuple((at, order[name]) for at, name in self._addresses if name in order)
+        found = [
+            (at, order[name], values.get(before(field), 0)) for at, name, field in self._addresses if name in order
+        ]
+        return Places(
+            tuple((at, place) for at, place, shift in found if not shift),
+            tuple((at, place, int(shift)) for at, place, shift in found if shift),
+        )
 
     def write(self, memory: Memory, template: Template, places: Places, pointers: Sequence[int]) -> None:
         """Writes the complete parameters into the first ``size`` bytes of the memory."""
         memory.bytes[: self.size] = template
         words = memory.words
-        for at, place in places:
+        for at, place in places.plain:
             words[at] = pointers[place]
+        for at, place, shift in places.earlier:
+            words[at] = pointers[place] - shift
 
 
-def _addresses(table: ParamTable, boxes: Sequence[Box], map_address: int) -> list[tuple[int, str]]:
-    """The offsets and names of the addresses and per-call numbers in the struct, in order."""
+def _addresses(table: ParamTable, boxes: Sequence[Box], map_address: int) -> list[tuple[int, str, str]]:
+    """The offsets of the addresses and per-call numbers in the struct, in order, with their names and their fields."""
     offsets = field_offsets(table)
-    found = [(offsets[box.parameter] + map_address, box.tensor) for box in boxes]
-    found += [(offsets[param.name], param.name) for param in table.params if param.kind in _OF_CALLS]
+    found = [(offsets[box.parameter] + map_address, box.tensor, box.parameter) for box in boxes]
+    found += [(offsets[param.name], param.name, param.name) for param in table.params if param.kind in _OF_CALLS]
     return sorted(found)
 
 

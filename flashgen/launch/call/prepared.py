@@ -176,7 +176,7 @@ def make_steps(
             template = kernel.packer.template({**values, **own})
             started = started_grid(kernel, grid)
             arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
-            places, shape = kernel.packer.places(names), _shape(kernel, started)
+            places, shape = kernel.packer.places(names, own), _shape(kernel, started)
             steps.append(Step(kernel, started, template, places, arguments, shape))
     return tuple(steps)
 

@@ -28,10 +28,6 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         return f"its backward kernels are {made_for(spec, HEAD_DIMS)}"
-    if spec.dropout:
-        return "its backward kernels have no dropout"
-    if spec.varlen:
-        return "its backward kernels take no packed sequences"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass applies to the portable kernels"
     return None

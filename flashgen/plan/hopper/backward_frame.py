@@ -130,15 +130,10 @@ class BackwardSm90(BackwardFrame):
 
         ``how_summed``: how dQ is summed, "ring", "ordered" or "registers".
         """
-        switches = {
-            "row_stats": True,
-            "scales": self.scales,
-            "workspace": how_summed == "ring",
-            "ordered": how_summed == "ordered",
-        }
+        switches = {"row_stats": True, "scales": self.scales, "ordered": how_summed == "ordered"}
         return self.kernel(
             "prepare",
-            "backward_prepare.cu.j2",
+            "hopper/backward_prepare.cu.j2",
             threads=256,
             tile=tile_q,
             config_type="PrepareConfig",

@@ -60,6 +60,11 @@ def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
     return found.passed_over if isinstance(found, Choice) else found
 
 
+def _tile_bytes(spec: AttentionSpec) -> int:
+    """Bytes of an announced tile. With lengths of its own it says where its rows lie."""
+    return 48 if spec.varlen else 16
+
+
 def _split(of: Held) -> tuple[int, int]:
     """Registers of producer and consumers: 40 for the producer, if the consumers can spare them."""
     return _SPLITS[1] if registers_of(of) <= _SPLITS[1][1] else _SPLITS[2]
@@ -111,8 +116,11 @@ def _order_of_products(spec: AttentionSpec, tile_q: int) -> tuple[frozenset[str]
 
 
 def _dq_last(spec: AttentionSpec, tile_q: int) -> bool:
-    """Whether registers are short: a block-sparse mask leaves 8 fewer, and of 128 queries slopes or biases take 32."""
-    return is_block_sparse(spec) or (tile_q == 128 and (has_slope(spec) or loads_ahead(spec)))
+    """Whether registers are short: a block-sparse mask leaves 8 fewer.
+
+    Of 128 queries a second P, for slopes or dropout, or biases take 32.
+    """
+    return is_block_sparse(spec) or (tile_q == 128 and (has_slope(spec) or loads_ahead(spec) or spec.dropout))
 
 
 def held(spec: AttentionSpec, tile_q: int) -> Held:
@@ -125,7 +133,7 @@ def held(spec: AttentionSpec, tile_q: int) -> Held:
         ("dV", spec.head_dim_v // 2),
         ("S and P" if last else "S and P, or P and dQ", pairs),
         ("dP or dQ" if last else "dP", tile_q // 2),
-        *((("P times the slope", 8 if last else tile_q // 4),) if has_slope(spec) else ()),
+        *((("P that dS is made of", 8 if last else tile_q // 4),) if has_slope(spec) or spec.dropout else ()),
         ("addresses", 16),
     )
 
@@ -170,7 +178,9 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     else:
         layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
         layout.then("sum_parts", 32, "the destination of the share")
-    layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
+    layout.then("tile_barriers", 16 * TILE_SLOTS).then(
+        "tiles", _tile_bytes(spec) * TILE_SLOTS, "the next tiles of keys"
+    )
     if is_block_sparse(spec):
         layout.then("messages", 8 * q, "the block of queries in each slot of Q")
     return Budget(held(spec, tile_q), layout.map())
@@ -219,7 +229,7 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("p_barriers", 16 * p)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
+    layout.then("tiles", _tile_bytes(spec) * TILE_SLOTS, "the next tiles of keys")
     if is_block_sparse(spec):
         layout.then("messages", 8 * q, "the block of queries in each slot of Q")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
@@ -265,7 +275,7 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("v_barriers", 16 * v)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 32 * TILE_SLOTS, "the next tiles of queries")
+    layout.then("tiles", (48 if spec.varlen else 32) * TILE_SLOTS, "the next tiles of queries")
     if is_block_sparse(spec):
         layout.then("messages", 8 * k, "the block of keys in each slot of K")
     return Budget(_query_held(spec, tiles.rows), layout.map())

@@ -17,8 +17,8 @@ class FailedTiles:
 
     def query_flags(self, problem: Problem) -> int:
         """The number of tiles of dQ."""
-        return problem.batch * problem.heads_q * -(-problem.len_q // self.tile_q)
+        return problem.query_tiles(self.tile_q) * problem.heads_q
 
     def flags(self, problem: Problem) -> int:
         """The number of all tiles."""
-        return self.query_flags(problem) + problem.batch * problem.heads_kv * -(-problem.len_kv // self.tile_kv)
+        return self.query_flags(problem) + problem.key_tiles(self.tile_kv) * problem.heads_kv

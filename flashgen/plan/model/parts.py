@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 #: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
 _FORMATS = {"map": "128s", "void*": "Q", "uint64": "Q", "int64": "q", "int32": "i", "float": "f"}
@@ -110,6 +111,9 @@ class Box:
     element: str | None = None
     #: A box may not cross the boundary of a page, which the tensor's rows are.
     within_pages: bool = False
+    #: Of packed rows whose boxes end with their sequence, the side: the map's rows are a window, as long as the longest
+    #: sequence, which a fourth dimension moves from row to row.
+    window: Literal["q", "kv"] | None = None
 
     def rows_within(self, page_size: int) -> int:
         """The rows of a box where pages have so many; page_box_rows in query_tile.cuh computes the same."""
@@ -132,6 +136,21 @@ class Problem:
     len_kv: int
     #: Splits of the keys of a sequence.
     splits: int = 1
+    #: Rows of all sequences, of queries and of keys, where these are packed and len_q and len_kv are of the longest.
+    packed_rows: tuple[int, int] | None = None
+
+    def query_tiles(self, rows: int) -> int:
+        """Tiles of so many queries of a head of all sequences; of packed ones the most that there can be."""
+        return self._tiles(0, self.len_q, rows)
+
+    def key_tiles(self, rows: int) -> int:
+        """The same of keys; first_tile_of in sequence.cuh numbers them."""
+        return self._tiles(1, self.len_kv, rows)
+
+    def _tiles(self, side: int, longest: int, rows: int) -> int:
+        if self.packed_rows is None:
+            return self.batch * -(-longest // rows)
+        return self.packed_rows[side] // rows + self.batch if longest else 0
 
     @property
     def score_pitch(self) -> int:

@@ -25,9 +25,20 @@ class SumRing:
     #: Blocks that run at once.
     blocks: int = BLOCKS
 
+    def tiles(self, problem: Problem, rows: int) -> int:
+        """Tiles of so many queries in the ring."""
+        if problem.packed_rows is not None:
+            return problem.query_tiles(rows) * problem.heads_q
+        return -(-problem.len_q // rows) * self.heads(problem)
+
     def heads(self, problem: Problem) -> int:
-        """Query heads in the ring: twice as many as blocks work on at once, plus a section."""
+        """Query heads in the ring: twice as many as blocks work on at once, plus a section.
+
+        All heads of packed sequences: of short ones, blocks work on more heads at once than of the longest.
+        """
         all_heads = problem.batch * problem.heads_kv
+        if problem.packed_rows is not None:
+            return problem.batch * problem.heads_q
         if not all_heads:
             return 0
         tiles = -(-problem.len_kv // self.tile_kv) or 1

@@ -37,6 +37,12 @@ class Packing:
         before, after = ((random.choice((0, 0, 3, 70)), random.choice((0, 0, 5, 40))) for _ in range(2))
         return cls(rows, used, says_used, before, after)
 
+    @property
+    def total_rows(self) -> tuple[int, int]:
+        """Rows of packed arrays, of queries and of keys."""
+        end = self._starts()[-1]
+        return end[0] + self.after[0], end[1] + self.after[1]
+
     def sequences(self, len_q: int, len_kv: int) -> Sequences:
         """The arguments of a call."""
         starts, used = (np.array(pairs, np.int32).reshape(-1, 2).T.copy() for pairs in (self._starts(), self.used))
@@ -45,7 +51,7 @@ class Packing:
 
     def pack(self, x: NDArray[Any], side: int, layout: Layout = "contiguous") -> NDArray[Any]:
         """The rows of all sequences of (batch, length, heads, dim); what is not used is NaN."""
-        packed = np.full((self._starts()[-1][side] + self.after[side], *x.shape[2:]), np.nan, x.dtype)
+        packed = np.full((self.total_rows[side], *x.shape[2:]), np.nan, x.dtype)
         for b, start in enumerate(self._starts()[:-1]):
             packed[start[side] : start[side] + self.used[b][side]] = x[b, : self.used[b][side]]
         laid: NDArray[Any] = laid_out(packed[None], layout, x.dtype)[0]

@@ -35,6 +35,11 @@ struct Dropout {
 
   // Bits 15 and 31: whether the pairs of the low and of the high half are kept. Others mean nothing.
   FLASHGEN_DEVICE u32 kept(u32 two) const { return (two | 0x80008000u) - dropped_below * 0x00010001u; }
+
+  // Whether one pair is kept.
+  FLASHGEN_DEVICE bool keeps(u32 q, u32 k) const {
+    return (kept(draw(q, k).words[k / 8 % 2 * 2 + q / 8 % 2]) >> (16 * (k % 2) + 15) & 1u) != 0;
+  }
 };
 
 // Which of a lane's pairs are kept, a bit for each: of even keys in the low half of a word, of odd ones

@@ -22,11 +22,12 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);

@@ -33,12 +33,28 @@ struct PackedSequence {
   }
 };
 
+// Tiles of the packed rows of all sequences have numbers, under which workspaces hold them. Each sequence
+// begins with a new number, so there are at most total / tile + batch of them.
+FLASHGEN_DEVICE i32 first_tile_of(i32 first_row, i32 sequence, i32 tile_rows) {
+  return first_row / tile_rows + sequence;
+}
+
 // The band of one sequence: what is aligned at the bottom right moves with its lengths.
 template <class Mask, class Params>
 FLASHGEN_DEVICE Mask band_of(const Params& p, const PackedSequence& packed) {
   const i32 corner = packed.len_kv - packed.len_q;
   return {larger(p.band_lower + corner, p.corner_lower), smaller(p.band_upper + corner, p.corner_upper),
           packed.len_q, packed.len_kv};
+}
+
+// The mask of one sequence. Only a mask that is no band depends on the sequence and the head.
+template <class Mask, class Params, class Rows>
+FLASHGEN_DEVICE Mask sequence_mask(const Params& p, const Rows& rows, i32 sequence, i32 head) {
+  if constexpr (requires { Mask::of(p, rows, sequence, head); }) {
+    return Mask::of(p, rows, sequence, head);
+  } else {
+    return band_of<Mask>(p, rows);
+  }
 }
 
 // Zeros into the rows of a tile from `first` to `end`, as far as it has them.

@@ -15,7 +15,7 @@ import pytest
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
 from flashgen.launch.arrays.array import ArrayInfo
-from flashgen.launch.call.boxes import layout, tensor_map
+from flashgen.launch.call.boxes import bytes_before, layout, tensor_map
 from flashgen.launch.call.packed import packed_values
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
@@ -93,7 +93,8 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.heads_kv, self.len_q, self.len_kv)
+        packed_rows = None if self.packing is None else self.packing.total_rows
+        return Problem(self.batch, self.heads, self.heads_kv, self.len_q, self.len_kv, packed_rows=packed_rows)
 
     def __str__(self) -> str:
         sizes = f"B={self.batch} H={self.heads}/{self.heads_kv} Sq={self.len_q} Sk={self.len_kv}"
@@ -275,7 +276,9 @@ class Run:
         array = array[None] if array.ndim == 3 else array
         strides = tuple(stride // array.itemsize for stride in array.strides)
         info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)
-        return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()
+        dims, strides = layout(info, box, dtype, self.case.problem)
+        address = info.pointer - bytes_before(box, self.case.problem, strides)
+        return tensor_map(box, dtype, address, dims, strides).for_emulator()
 
     def wrong(self, role: Role) -> list[str]:
         """What the kernel wrote that is not within its bound, or is off by a factor."""

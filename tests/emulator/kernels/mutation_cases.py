@@ -48,6 +48,8 @@ PACKING_LONG = Packing(
     ((300, 330), (1, 40), (0, 20), (12, 0), (140, 200)), ((290, 330), (1, 30), (0, 20), (12, 0), (139, 180)), True
 )
 PACKING_MANY = Packing(((40, 40),) * 40, ((40, 40),) * 40, True)
+#: Of the second sequence, two of three tiles of keys are not used.
+PACKING_UNUSED = Packing(((20, 30), (64, 300), (70, 20)), ((20, 30), (64, 100), (70, 20)), True)
 #: name -> (spec, (len_q, len_kv), further fields of a Case)
 CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # Keys minus queries are 30: some tiles of keys end one past the diagonal of the tile of queries.
@@ -290,6 +292,67 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         AttentionSpec(128, mask=causal(), deterministic=True),
         (300, 330),
         {"arch": "sm_90a"},
+    ),
+    # Heads share keys, and there is a second sequence.
+    "Hopper, backward, dropout": (
+        AttentionSpec(128, mask=causal(), dropout=True),
+        (150, 200),
+        {"arch": "sm_90a", "heads": 4, "batch": 2},
+    ),
+    "Hopper, backward, dropout, ordered": (
+        AttentionSpec(128, dropout=True, deterministic=True),
+        (100, 150),
+        {"arch": "sm_90a"},
+    ),
+    # A tile has 128 queries.
+    "Hopper, backward, dropout, many queries": (AttentionSpec(64, dropout=True), (150, 100), {"arch": "sm_90a"}),
+    "Hopper, backward, dropout, infinite value": (
+        AttentionSpec(128, mask=causal(), dropout=True),
+        (100, 200),
+        {"arch": "sm_90a", "infinite_value_from_end": 1},
+    ),
+    "Hopper, wide heads, dropout": (
+        AttentionSpec(256, mask=causal(), dropout=True),
+        (150, 200),
+        {"arch": "sm_90a", "heads": 4, "batch": 2},
+    ),
+    "Hopper, backward, packed": (
+        AttentionSpec(128, mask=causal(), varlen=True),
+        (300, 330),
+        {"arch": "sm_90a", "packing": PACKING_LONG, "batch": 5},
+    ),
+    "Hopper, backward, packed, unused keys": (
+        AttentionSpec(128, varlen=True),
+        (70, 300),
+        {"arch": "sm_90a", "packing": PACKING_UNUSED, "batch": 3},
+    ),
+    "Hopper, backward, packed, unused keys, ordered": (
+        AttentionSpec(128, varlen=True, deterministic=True),
+        (70, 300),
+        {"arch": "sm_90a", "packing": PACKING_UNUSED, "batch": 3},
+    ),
+    "Hopper, backward, many packed sequences, infinite key": (
+        AttentionSpec(64, mask=causal(), varlen=True),
+        (40, 40),
+        {
+            "arch": "sm_90a",
+            "packing": PACKING_MANY,
+            "batch": 40,
+            "heads": 2,
+            "heads_kv": 1,
+            "infinite_key_from_end": 1,
+        },
+    ),
+    # Without a mask nothing is repaired.
+    "Hopper, wide heads, packed, every pair": (
+        AttentionSpec(256, varlen=True),
+        (70, 300),
+        {"arch": "sm_90a", "packing": PACKING_UNUSED, "batch": 3},
+    ),
+    "Hopper, wide heads, packed": (
+        AttentionSpec(256, mask=causal(), varlen=True),
+        (300, 330),
+        {"arch": "sm_90a", "packing": PACKING_LONG, "batch": 5},
     ),
     # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
     "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),

@@ -37,7 +37,7 @@ struct BackwardKeysConfig {
 };
 
 template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
-          class Score>
+          class Score, class Dropping>
 struct BackwardKeysMainloop {
   static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
   using Factors = Rounded<cfg.tile_q>;
@@ -76,6 +76,13 @@ struct BackwardKeysMainloop {
     bool is_cut;
   };
 
+  // Which pairs of a warp's keys are kept. Both consumers draw, because the factors of dS do not show it.
+  FLASHGEN_DEVICE static auto draw(const Params& p, const Tile& tile, Step step, Thread thread) {
+    return Dropping::template draw_queries<cfg.tile_q>(
+        p, tile.sequence, tile.query_head(p, step.queries.member), step.queries.block * cfg.tile_q,
+        tile.first_key + thread.warp % 4 * kWarpRows, thread);
+  }
+
   // ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), makes P or dS
   // of the result, and multiplies that by dO or Q (its sum: dV or dK).
 
@@ -110,6 +117,7 @@ struct BackwardKeysMainloop {
                                                   first_key, thread);
         if constexpr (!Score::masks_query_end) allowed.forbid(scores);
       }
+      const auto kept = draw(p, tile, step, thread);
       Factors slopes;
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
@@ -121,8 +129,9 @@ struct BackwardKeysMainloop {
             if constexpr (Score::has_slope) allowed.forbid(slopes, chunk);
           }
         }
+        Dropping::template drop<Score::has_slope>(probabilities, slopes, kept, chunk);
       }
-      const Factors& factors = Score::has_slope ? slopes : probabilities;
+      const Factors& factors = Score::has_slope || Dropping::drops ? slopes : probabilities;
       shared.p_ring().wait_empty(p_at);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_q / 16; ++i)
@@ -135,10 +144,8 @@ struct BackwardKeysMainloop {
                                           typename DORing::State at) {
       issue_output(dv, p, shared.dout(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dv + tile.sequence * p.dv_batch + tile.head * p.dv_head, p.dv_row, tile.len_kv(p)};
-    }
-    FLASHGEN_DEVICE static float scale(const Params&) { return 1.0f; }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dv_rows(p); }
+    FLASHGEN_DEVICE static float scale(const Params& p) { return Dropping::factor(p); }
   };
 
   struct SumsKeys {
@@ -156,9 +163,10 @@ struct BackwardKeysMainloop {
       issue_over_columns(dp, shared.v(), shared.dout(at));
     }
     // Line 14: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
-                                             const Shared& shared, const Tile&, Step, typename DORing::State,
-                                             PAt p_at, Thread thread) {
+    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params& p,
+                                             const Shared& shared, const Tile& tile, Step step,
+                                             typename DORing::State at, PAt p_at, Thread thread) {
+      const auto kept = draw(p, tile, step, thread);
       shared.p_ring().wait_full(p_at);
       Factors factors;
 #pragma unroll
@@ -169,17 +177,18 @@ struct BackwardKeysMainloop {
       }
       mbarrier_arrive(shared.p_ring().empty(p_at));
 #pragma unroll
-      for (i32 chunk = 0; chunk < chunks; ++chunk) multiply_chunk(T{}, ds, dp, factors, chunk);
+      for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), thread);
+        multiply_chunk(T{}, ds, dp, factors, chunk);
+      }
     }
     // Line 16: dK_j += dS_ij^T Q_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dk, const Factors& ds, const Shared& shared,
                                           typename QRing::State at) {
       issue_output(dk, ds, shared.q(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dk + tile.sequence * p.dk_batch + tile.head * p.dk_head, p.dk_row, tile.len_kv(p)};
-    }
-    FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale; }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dk_rows(p); }
+    FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale * Dropping::factor(p); }
   };
 
   // ---- A consumer
@@ -273,7 +282,7 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.recomputed();
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       const float scale[2] = {Role::scale(p), Role::scale(p)};
       write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
                                     scale, here);

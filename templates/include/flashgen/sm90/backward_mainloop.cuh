@@ -19,8 +19,8 @@
 // P and dS come in chunks of 32 queries. The tensor cores multiply one chunk while the next one is computed.
 //
 // Policies: Tile says where rows lie (key_tile.cuh), Queries which blocks of queries there are
-// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Sums how dQ is summed and
-// finished (dq_sums_*.cuh).
+// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Dropping which pairs are
+// dropped (backward_dropping.cuh), Sums how dQ is summed and finished (dq_sums_*.cuh).
 #pragma once
 #include "flashgen/sm90/allowed_queries.cuh"
 #include "flashgen/sm90/backward_products.cuh"
@@ -29,13 +29,15 @@
 namespace flashgen {
 
 template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
-          class Score, class Sums>
+          class Score, class Dropping, class Sums>
 struct BackwardMainloop {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Producer = KeyTileProducer<cfg, Params, Shared, Tile, Queries>;
   using Share = typename Shared::Share;
   using Pairs = typename Score::template Pairs<cfg.tile_q>;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
+  // Whether the factors of dS are others than P.
+  static constexpr bool has_factors = Score::has_slope || Dropping::drops;
   static constexpr i32 none = -1;
 
   struct Consumer {
@@ -129,6 +131,8 @@ struct BackwardMainloop {
       const i32 warp_key = (here.warp - 4) * kWarpRows;
       const Pairs pairs =
           Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
+      const auto kept = Dropping::template draw_queries<cfg.tile_q>(
+          p, tile.sequence, tile.query_head(p, step.member), first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
       shared.do_ring().wait_full(at);
@@ -156,10 +160,11 @@ struct BackwardMainloop {
             if constexpr (Score::has_slope) allowed.forbid(factors, chunk);
           }
         }
+        Dropping::template drop<Score::has_slope>(probabilities, factors, kept, chunk);
         if (chunk == 0) issue_half_of_dp(dp, 1);
         issue_chunk(dv, probabilities, shared.dout(at), chunk);
       }
-      const Rounded<cfg.tile_q>& factor = Score::has_slope ? factors : probabilities;
+      const Rounded<cfg.tile_q>& factor = has_factors ? factors : probabilities;
 
       Strip<kPanelColumns> dq;
       if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
@@ -171,6 +176,7 @@ struct BackwardMainloop {
       shared.ds_ring().wait_empty(at);
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), here);
         multiply_chunk(T{}, ds, dp, factor, chunk);
         store_chunk(shared.ds(at), warp_key, ds, chunk, here);
         if (chunk > 0) issue_chunk(dk, ds, shared.q(q_at), chunk - 1);
@@ -195,7 +201,7 @@ struct BackwardMainloop {
       wgmma_wait<0>();
       wgmma_pin(dk);
       in_buffer = previous;
-      previous = sums.number(step);
+      previous = sums.number(tile, step);
       shared.q_ring().release(q_at, thread);
       q_at.advance();
       at.advance();
@@ -208,10 +214,11 @@ struct BackwardMainloop {
       const Thread here = thread.recomputed();
       const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared.out(here.warp - 4);
-      const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
+      const float kept = Dropping::factor(p), dv_scale[2] = {kept, kept};
+      const float dk_scale[2] = {p.scale * kept, p.scale * kept};
       if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
           here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       sums.wait_buffer(at);
       const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
                                   const TensorMap& map) {
@@ -221,12 +228,12 @@ struct BackwardMainloop {
         fence_proxy_async_shared();
         warp_sync();
         if (here.lane == 0) {
-          if (first_row < tile.len_kv(p)) tile.store(to, map, first_row);
+          if (first_row < tile.result_rows(p)) tile.store(to, p, map, first_row);
           bulk_commit();
         }
       };
-      store_rows(typename Shared::DVRows{rows}, dv, one, p.dv_map);
-      store_rows(typename Shared::DKRows{rows}, dk, scale, p.dk_map);
+      store_rows(typename Shared::DVRows{rows}, dv, dv_scale, p.dv_map);
+      store_rows(typename Shared::DKRows{rows}, dk, dk_scale, p.dk_map);
     }
 
     // ---- The mainloop

@@ -3,6 +3,7 @@
 // A part of a product is a group of its own, so that it runs while the next one's operand is computed.
 #pragma once
 #include "flashgen/primitives_packed.cuh"
+#include "flashgen/sm90/backward_dropping.cuh"
 #include "flashgen/sm90/backward_scores.cuh"
 #include "flashgen/strip.cuh"
 

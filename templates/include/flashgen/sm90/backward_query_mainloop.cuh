@@ -11,6 +11,7 @@
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/backward_products.cuh"
 #include "flashgen/sm90/failed_tiles.cuh"
+#include "flashgen/sm90/gradient_tile.cuh"
 #include "flashgen/sm90/key_blocks.cuh"
 #include "flashgen/sm90/tile_scheduler.cuh"
 
@@ -41,28 +42,8 @@ constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .consumers = cfg.consumers,
                                            .section_heads = cfg.section_heads};
 
-// dO and the statistics of a tile of queries, and where its dQ goes.
-struct DenseGradientTile : DenseTile {
-  template <class DOTile, class Params>
-  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
-    dout.load(p.dout_map, barrier, first_q, head, sequence);
-  }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
-  template <i32 rows, class Params>
-  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
-    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
-    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
-    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
-  }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
-    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
-  }
-};
-
 template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
-          class Score>
+          class Score, class Dropping>
 struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
@@ -168,7 +149,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const DynamicScheduler<kQueryTiles<cfg>, Params> scheduler{p};
+      typename Tile::template Scheduler<kQueryTiles<cfg>, Params> scheduler{{p}};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -264,6 +245,12 @@ struct BackwardQueryMainloop {
       wgmma_pin(dq);
       shared.k_ring().release(k_at.before(), thread);
     }
+    // Which pairs are kept.
+    FLASHGEN_DEVICE auto draw(const Tile& tile) const {
+      const Thread here = thread.recomputed();
+      return Dropping::template draw<cfg.tile_kv>(p, tile, tile.first_q + (here.warp - 4) * kWarpRows,
+                                                  blocks.block * cfg.tile_kv, here);
+    }
     // Line 8: P_ij = exp(S_ij - L_i), times the slope of the score.
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
@@ -277,11 +264,13 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors) {
+    template <class Kept>
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
       if (blocks.is_last()) shared.do_ring().release(q_at, thread);
+      Dropping::drop_gradients(dp, kept, dsum);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_kv / 4; ++i)
         ds[i / 4][i % 4] = pack(T{}, dp[2 * i] * factors[2 * i], dp[2 * i + 1] * factors[2 * i + 1]);
@@ -301,6 +290,7 @@ struct BackwardQueryMainloop {
         // Line 4: dQ_i = 0.
         preset_zero(dq);
         {
+          const auto kept = draw(tile);
           Scores scores, dp;
           issue_scores(scores);
           shared.do_ring().wait_full(q_at);
@@ -308,14 +298,15 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         while (!blocks.is_last()) {
           blocks.advance(read);
-          Scores scores, dp;
           // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
-          // are soon free.
+          // are soon free. Pairs are drawn before scores and dP take registers.
           issue_dq();
+          const auto kept = draw(tile);
+          Scores scores, dp;
           issue_scores(scores);
           wgmma_wait<1>();
           take_dq();
@@ -323,7 +314,7 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         issue_dq();
         wgmma_wait<0>();
@@ -338,8 +329,8 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.recomputed();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
-        flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
-      const float scale[2] = {p.scale, p.scale};
+        flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
+      const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
       write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
                                    here);
     }

@@ -5,7 +5,9 @@
 // Such tiles are rare, and there is no bound on the time that they take. Without flags the kernel ends at
 // once.
 #pragma once
+#include "flashgen/sm90/backward_dropping.cuh"
 #include "flashgen/sm90/backward_scores.cuh"
+#include "flashgen/sm90/repaired_tile.cuh"
 
 namespace flashgen {
 
@@ -22,7 +24,7 @@ struct RepairConfig {
   bool has_upper;
 };
 
-template <RepairConfig cfg, class T, class Params, class Mask, class Score>
+template <RepairConfig cfg, class T, class Params, class Tile, class Mask, class Score, class Dropping>
 struct BackwardRepair {
   static_assert(cfg.flags == kWarpSize, "each lane looks at a flag");
   // A row of a tensor, of which each lane has every 32nd column.
@@ -76,74 +78,78 @@ struct BackwardRepair {
   // ---- Pairs
 
   struct Pair {
-    // P, and dS = P (dP - D) times the slope of the score.
+    // P, which is 0 if the pair is dropped, and dS = P (dP - D) times the slope of the score.
     float p;
     float ds;
   };
   FLASHGEN_DEVICE Pair pair(const Wide& q_row, const Wide& k_row, const WideV& dout_row, const WideV& v_row,
-                            i32 sequence, i32 head, i32 q, i32 key) const {
-    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * p.len_q + q;
-    const ScoreAndSlope score = Score::of_pair(p, sequence, head, q, key, dot(q_row, k_row) * p.scale);
+                            const Tile& tile, i32 head, i32 q, i32 key) const {
+    const i64 number = tile.statistics(p, head) + q;
+    const ScoreAndSlope score = Score::of_pair(p, tile, head, q, key, dot(q_row, k_row) * p.scale);
     const float probability = exp2_approx(fused_multiply_add(score.value, kLog2E, negate_lse(p.lse[number])));
-    return {probability, probability * (dot(dout_row, v_row) - p.dsum[number]) * score.slope};
+    const bool is_kept = Dropping::keeps(p, tile.sequence, head, q, key);
+    const float kept = Dropping::factor(p), dp = is_kept ? dot(dout_row, v_row) * kept : 0.0f;
+    return {is_kept ? probability * kept : 0.0f, probability * (dp - p.dsum[number]) * score.slope};
   }
 
   // dQ of a row.
-  FLASHGEN_DEVICE void repair_query(i32 sequence, i32 head, i32 q) const {
-    const Mask mask = Mask::of(p, sequence, head);
-    const T* const k = p.k + sequence * p.k_batch + head / p.group * p.k_head;
-    const T* const v = p.v + sequence * p.v_batch + head / p.group * p.v_head;
-    const Wide q_row = load<cfg.head_dim>(p.q + sequence * p.q_batch + head * p.q_head + q * p.q_row);
-    const WideV dout_row =
-        load<cfg.head_dim_v>(p.dout + sequence * p.dout_batch + head * p.dout_head + q * p.dout_row);
+  FLASHGEN_DEVICE void repair_query(const Tile& tile, i32 q) const {
+    const i32 head = tile.head, head_kv = head / p.group;
+    const Mask mask = tile.template mask<Mask>(p, head);
+    const T* const k = p.k + tile.keys(p.k_batch, p.k_row) + head_kv * p.k_head;
+    const T* const v = p.v + tile.keys(p.v_batch, p.v_row) + head_kv * p.v_head;
+    const Wide q_row =
+        load<cfg.head_dim>(p.q + tile.queries(p.q_batch, p.q_row) + head * p.q_head + q * p.q_row);
+    const WideV dout_row = load<cfg.head_dim_v>(p.dout + tile.queries(p.dout_batch, p.dout_row) +
+                                                head * p.dout_head + q * p.dout_row);
     Wide dq;
-    for (i32 key = 0; key < p.len_kv; ++key) {
+    for (i32 key = 0; key < tile.len_kv(p); ++key) {
       if (!mask.allows(q, key)) continue;
       const Wide k_row = load<cfg.head_dim>(k + key * p.k_row);
-      add(dq,
-          pair(q_row, k_row, dout_row, load<cfg.head_dim_v>(v + key * p.v_row), sequence, head, q, key).ds,
+      add(dq, pair(q_row, k_row, dout_row, load<cfg.head_dim_v>(v + key * p.v_row), tile, head, q, key).ds,
           k_row);
     }
-    store(p.dq + sequence * p.dq_batch + head * p.dq_head + q * p.dq_row, dq, p.scale);
+    store(p.dq + tile.queries(p.dq_batch, p.dq_row) + head * p.dq_head + q * p.dq_row, dq, p.scale);
   }
 
   // dK and dV of a row.
-  FLASHGEN_DEVICE void repair_key(i32 sequence, i32 head_kv, i32 key) const {
-    const Wide k_row = load<cfg.head_dim>(p.k + sequence * p.k_batch + head_kv * p.k_head + key * p.k_row);
-    const WideV v_row = load<cfg.head_dim_v>(p.v + sequence * p.v_batch + head_kv * p.v_head + key * p.v_row);
+  FLASHGEN_DEVICE void repair_key(const Tile& tile, i32 key) const {
+    const i32 head_kv = tile.head;
+    const Wide k_row =
+        load<cfg.head_dim>(p.k + tile.keys(p.k_batch, p.k_row) + head_kv * p.k_head + key * p.k_row);
+    const WideV v_row =
+        load<cfg.head_dim_v>(p.v + tile.keys(p.v_batch, p.v_row) + head_kv * p.v_head + key * p.v_row);
     Wide dk;
     WideV dv;
     for (i32 head = head_kv * p.group; head < (head_kv + 1) * p.group; ++head) {
-      const Mask mask = Mask::of(p, sequence, head);
-      const T* const queries = p.q + sequence * p.q_batch + head * p.q_head;
-      const T* const douts = p.dout + sequence * p.dout_batch + head * p.dout_head;
-      for (i32 q = 0; q < p.len_q; ++q) {
+      const Mask mask = tile.template mask<Mask>(p, head);
+      const T* const queries = p.q + tile.queries(p.q_batch, p.q_row) + head * p.q_head;
+      const T* const douts = p.dout + tile.queries(p.dout_batch, p.dout_row) + head * p.dout_head;
+      for (i32 q = 0; q < tile.len_q(p); ++q) {
         if (!mask.allows(q, key)) continue;
         const Wide q_row = load<cfg.head_dim>(queries + q * p.q_row);
         const WideV dout_row = load<cfg.head_dim_v>(douts + q * p.dout_row);
-        const Pair of = pair(q_row, k_row, dout_row, v_row, sequence, head, q, key);
+        const Pair of = pair(q_row, k_row, dout_row, v_row, tile, head, q, key);
         add(dk, of.ds, q_row);
         add(dv, of.p, dout_row);
       }
     }
-    store(p.dk + sequence * p.dk_batch + head_kv * p.dk_head + key * p.dk_row, dk, p.scale);
-    store(p.dv + sequence * p.dv_batch + head_kv * p.dv_head + key * p.dv_row, dv, 1.0f);
+    store(p.dk + tile.keys(p.dk_batch, p.dk_row) + head_kv * p.dk_head + key * p.dk_row, dk, p.scale);
+    store(p.dv + tile.keys(p.dv_batch, p.dv_row) + head_kv * p.dv_head + key * p.dv_row, dv, 1.0f);
   }
 
   // ---- Tiles. The warps of a block look at the same flags, and divide the rows of a tile.
 
   FLASHGEN_DEVICE void repair(i32 flag) const {
     const bool is_query = flag < p.query_flags;
-    const i32 tile_rows = is_query ? cfg.tile_q : cfg.tile_kv, rows = is_query ? p.len_q : p.len_kv;
-    const i32 heads = is_query ? p.heads_q : p.heads_kv, number = is_query ? flag : flag - p.query_flags;
-    const i32 tiles = ceil_div(rows, tile_rows), head = number / tiles % heads,
-              sequence = number / tiles / heads;
-    const i32 first = number % tiles * tile_rows;
-    for (i32 row = first + thread.warp; row < smaller(first + tile_rows, rows); row += cfg.warps) {
+    const i32 tile_rows = is_query ? cfg.tile_q : cfg.tile_kv;
+    const Tile tile = Tile::of(p, is_query, is_query ? flag : flag - p.query_flags, tile_rows);
+    const i32 end = smaller(tile.first_row + tile_rows, tile.rows(p, is_query));
+    for (i32 row = tile.first_row + thread.warp; row < end; row += cfg.warps) {
       if (is_query) {
-        repair_query(sequence, head, row);
+        repair_query(tile, row);
       } else {
-        repair_key(sequence, head, row);
+        repair_key(tile, row);
       }
     }
   }

@@ -7,14 +7,10 @@
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/score.cuh"
+#include "flashgen/sm90/kept_queries.cuh"
 #include "flashgen/sm90/key_tile.cuh"
 
 namespace flashgen {
-
-// Steps of 16 queries that make a chunk.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 kChunkElements = 8 * kChunkSteps;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
@@ -30,8 +26,8 @@ struct NoScore {
     return {};
   }
   // Of one pair, whose logit is given.
-  template <class Params>
-  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params&, i32, i32, i32, i32, float logit) {
+  template <class Params, class Tile>
+  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params&, const Tile&, i32, i32, i32, float logit) {
     return {logit, 1.0f};
   }
   // Of one chunk: P, rounded.
@@ -72,23 +68,20 @@ struct ExpressionScore {
   template <i32 queries>
   using Pairs = PairsOf<queries>;
 
-  template <class Params, class Tile>
-  FLASHGEN_DEVICE static Score score(const Params& p, const Tile& tile, QueryStep step) {
-    return {p, tile.sequence, tile.query_head(p, step.member)};
-  }
   template <i32 queries, class Params, class Tile>
   FLASHGEN_DEVICE static Pairs<queries> load(const Params& p, const Tile& tile, QueryStep step, i32 first_q,
                                              i32 first_key, Thread thread) {
     if constexpr (loads_ahead) {
-      return {score(p, tile, step).template pairs_at<queries / 8>(first_q, first_key, thread)};
+      return {tile.template score<Score>(p, step.member)
+                  .template pairs_at<queries / 8>(first_q, first_key, thread)};
     } else {
       return {};
     }
   }
-  template <class Params>
-  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params& p, i32 sequence, i32 head, i32 q, i32 key,
+  template <class Params, class Tile>
+  FLASHGEN_DEVICE static ScoreAndSlope of_pair(const Params& p, const Tile& tile, i32 head, i32 q, i32 key,
                                                float logit) {
-    const Score score{p, sequence, head};
+    const Score score = tile.template score<Score>(p, head);
     return score.value_and_slope(logit, score.first_at(q, key), 0, 0);
   }
   // `lse`: -L of each query in powers of two.
@@ -97,7 +90,7 @@ struct ExpressionScore {
                                            Rounded<queries>& factors, i32 chunk, const Pairs<queries>& pairs,
                                            const Params& p, const Tile& tile, QueryStep step,
                                            const float* lse, i32 first_q, i32 first_key, Thread thread) {
-    const Score score = ExpressionScore::score(p, tile, step);
+    const Score score = tile.template score<Score>(p, step.member);
     const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
     for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); i += 2) {
@@ -123,7 +116,7 @@ struct ExpressionScore {
   template <i32 keys, class Params, class Tile>
   FLASHGEN_DEVICE static void take_factors(Strip<keys>& products, const Params& p, const Tile& tile,
                                            const float (&lse)[2], i32 first_q, i32 first_key, Thread thread) {
-    const Score score{p, tile.sequence, tile.head};
+    const Score score = tile.template score<Score>(p);
     const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
     for (i32 i = 0; i < keys / 2; ++i) {

@@ -3,6 +3,7 @@
 #include "flashgen/fragments.cuh"
 #include "flashgen/sm90/backward_config.cuh"
 #include "flashgen/sm90/failed_tiles.cuh"
+#include "flashgen/sm90/finish_order.cuh"
 #include "flashgen/sm90/key_tile_producer.cuh"
 
 namespace flashgen {
@@ -48,10 +49,13 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
 
 // A warp's share of a tile of dQ, to be scaled, rounded and stored.
 struct alignas(32) DqPart {
+  // Where it goes in the map of dQ.
   i32 column;
   i32 row;
   i32 head;
-  i32 sequence;
+  i32 place;
+  // The number of its tile, among all.
+  i32 tile;
   // Where its sum lies in the workspace, in lines, and its size in boxes: 0 after the last part.
   i32 line;
   i32 boxes;
@@ -93,14 +97,17 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
 }
 
-// Whether the first row of a part's 16 is not finite. One row is enough, see failed_tiles.cuh. All lanes
-// call.
+// Whether the first row of a part's 16, or an element of another row, is not finite. That is enough, see
+// failed_tiles.cuh. All lanes call.
 template <bool checks>
 FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
   if constexpr (!checks) return false;
-  // Two columns for each lane: those of lane l % 4 in block l / 4.
+  // Two columns of the first row for each lane, those of lane l % 4 in block l / 4; and one of its own two
+  // rows.
   const float* const two = part + (thread.lane / 4 * kWarpSize + thread.lane % 4) * 4;
-  return warp_any(2 * thread.lane < columns && (two[0] + two[1]) * 0.0f != 0.0f);
+  const float* const own = part + thread.lane * 4;
+  const bool has_two = 2 * thread.lane < columns;
+  return warp_any((has_two && (two[0] + two[1]) * 0.0f != 0.0f) || (own[0] + own[2]) * 0.0f != 0.0f);
 }
 
 }  // namespace flashgen

@@ -35,13 +35,15 @@ struct SumLines {
   }
 };
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Dropping>
 struct SumsInAnyOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
   using TileAt = typename Shared::TileRing::State;
   using StepAt = typename Shared::DORing::State;
   using SumRing = Ring<cfg.sum_stages>;
+  using Order = FinishOrder<cfg, Params, Tile>;
   // Warps beside consumers that read announced tiles.
   static constexpr u32 tile_readers = 1;
   // Shares of a tile of dQ: one for each warp.
@@ -92,12 +94,8 @@ struct SumsInAnyOrder {
     // The number of the group's first tile of queries in the ring of sums.
     i32 first_number;
 
-    FLASHGEN_DEVICE void begin(const Tile& tile) {
-      first_number = tile.first_head(p) % p.sum_heads * p.q_tiles;
-    }
-    FLASHGEN_DEVICE i32 number(QueryStep step) const {
-      return first_number + step.member * p.q_tiles + step.block;
-    }
+    FLASHGEN_DEVICE void begin(const Tile& tile) { first_number = tile.template first_sum<cfg.tile_q>(p); }
+    FLASHGEN_DEVICE i32 number(const Tile&, QueryStep step) const { return Tile::sum(p, first_number, step); }
 
     // All additions of the previous tile of keys are complete. Its stores of dK and dV, two groups, may be in
     // flight.
@@ -136,7 +134,7 @@ struct SumsInAnyOrder {
     if (thread.warp == 1) {
       report(p, shared, thread);
     } else if (thread.warp == 2) {
-      if (thread.lane == 0) collect(p, shared);
+      if (Order::by_warp || thread.lane == 0) collect(p, shared, thread);
     } else {
       finish(p, shared, thread);
     }
@@ -170,40 +168,50 @@ struct SumsInAnyOrder {
     }
   }
 
-  FLASHGEN_DEVICE static void collect(const Params& p, Shared shared) {
-    const i32 heads = p.tiles / p.kv_tiles * p.group;
+  FLASHGEN_DEVICE static void collect(const Params& p, Shared shared, Thread thread) {
+    Order order{p};
     typename SumRing::State at;
-    const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
-    for (i32 number = draw(); number < heads * p.q_tiles;) {
-      const i32 head = number / p.q_tiles, tile = number - head * p.q_tiles;
+    const bool elected = !Order::by_warp || thread.lane == 0;
+    const auto draw = [&]() {
+      const i32 number = elected ? static_cast<i32>(atomic_add(p.head_counts, 1u)) : 0;
+      return Order::by_warp ? shuffle(number, 0) : number;
+    };
+    for (i32 number = draw();;) {
+      const auto tile = order.by_heads(number, thread);
+      if (!tile.exists) break;
+      const i32 head = tile.sequence * p.heads_q + tile.head;
       const u32* const tiles_added = added_tiles(p, head - head % p.group);
-      while (load_acquire(tiles_added) != static_cast<u32>(p.kv_tiles)) {
+      while (elected && load_acquire(tiles_added) != static_cast<u32>(tile.key_tiles(p, cfg.tile_kv))) {
       }
       fence_proxy_async();
       // The next draw overlaps the loads of this tile.
       number = draw();
-      const i32 place = head % p.sum_heads * p.q_tiles + tile, sequence = head / p.heads_q;
+      const i32 sum_number = Tile::sum_of(p, head, tile.number(p, cfg.tile_q));
       for (i32 warp = 0; warp < parts; ++warp) {
         const i32 consumer = warp / 4;
         const DqPart to = {
             Share::column(consumer),
-            tile * cfg.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-            head - sequence * p.heads_q,
-            sequence,
-            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+            tile.first_row(p, cfg.tile_q) + Share::row(consumer) + warp % 4 * kWarpRows,
+            tile.head,
+            tile.place(),
+            tile.number(p, cfg.tile_q),
+            sum_number * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
             Share::warp_floats(consumer) / (2 * SumLines::floats),
-            head + p.sum_heads < heads,
+            Tile::is_sum_needed_again(p, head),
             warp == parts - 1};
-        const u32 full = sum_ring(shared).full(at);
-        sum_ring(shared).wait_empty(at);
-        part(shared, at) = to;
-        mbarrier_arrive_expect_tx(full, static_cast<u32>(to.boxes) * SumLines::box_bytes);
-        SumLines{shared_address(sum(shared, at))}.load(p.dq_accum_map, full, to.line, to.boxes);
-        // A second arrival, by this thread, orders the loads before the finisher clears the sum.
-        mbarrier_arrive(full);
+        if (elected) {
+          const u32 full = sum_ring(shared).full(at);
+          sum_ring(shared).wait_empty(at);
+          part(shared, at) = to;
+          mbarrier_arrive_expect_tx(full, static_cast<u32>(to.boxes) * SumLines::box_bytes);
+          SumLines{shared_address(sum(shared, at))}.load(p.dq_accum_map, full, to.line, to.boxes);
+          // A second arrival, by this thread, orders the loads before the finisher clears the sum.
+          mbarrier_arrive(full);
+        }
         at.advance();
       }
     }
+    if (!elected) return;
     sum_ring(shared).wait_empty(at);
     part(shared, at) = {};
     mbarrier_arrive(sum_ring(shared).full(at));
@@ -225,21 +233,22 @@ struct SumsInAnyOrder {
       warp_sync();
       const float* const from = reinterpret_cast<const float*>(sum(shared, at));
       if (has_failed<Queries::has_mask>(from, Share::columns(0) / 2 * boxes, thread) && thread.lane == 0)
-        flag_queries<Queries::has_mask>(p, to.sequence, to.head, to.row / cfg.tile_q);
-      finish_box<0, false>(rows, from, p.scale, thread);
-      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, p.scale, thread);
+        flag_queries<Queries::has_mask>(p, to.tile);
+      const float scale = p.scale * Dropping::factor(p);
+      finish_box<0, false>(rows, from, scale, thread);
+      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, scale, thread);
       fence_proxy_async_shared();
       warp_sync();
       if (thread.lane == 0) {
         const DqPart here = to;
         if (here.row < p.len_q)
-          tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
+          tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.place);
         if (here.is_needed_again)
           SumLines{shared.start + Smem::kZeros}.repeat(p.dq_accum_map, here.line, boxes);
         bulk_commit();
         if (here.is_needed_again && here.is_last) {
           bulk_wait<0>();
-          atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
+          atomic_add_release(finished_tiles(p, here.place * p.heads_q + here.head), 1u);
         }
       }
       mbarrier_arrive(sum_ring(shared).empty(at));

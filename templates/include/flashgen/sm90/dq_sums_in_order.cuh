@@ -21,7 +21,8 @@
 
 namespace flashgen {
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Dropping>
 struct SumsInOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
@@ -52,7 +53,7 @@ struct SumsInOrder {
     i32 consumer;
 
     FLASHGEN_DEVICE void begin(const Tile&) {}
-    FLASHGEN_DEVICE i32 number(QueryStep) const { return 0; }
+    FLASHGEN_DEVICE i32 number(const Tile&, QueryStep) const { return 0; }
     FLASHGEN_DEVICE void report(Thread) const {}
     FLASHGEN_DEVICE void pass(TileAt, Thread) const {}
     // The buffer's previous share has been read. `at` is the position of the share that is to follow.
@@ -137,7 +138,7 @@ struct SumsInOrder {
     const i32 key_tile = tile.first_key / cfg.tile_kv;
     const u32 turn = turn_of(tile.template mask<Mask>(p, step.member), step.block, key_tile, thread);
     if (thread.lane != 0) return;
-    const i32 number = (tile.first_head(p) + step.member) * p.q_tiles + step.block;
+    const i32 number = tile.template query_tile<cfg.tile_q>(p, step);
     u32* const turns = p.dq_semaphore + number;
     wait_turn(turns, turn);
     float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats;
@@ -165,10 +166,13 @@ struct SumsInOrder {
 
   // What the finisher knows of a share. It lies in shared memory, because the finisher has few registers.
   struct Finished {
+    // Where it goes in the map of dQ.
     i32 column;
     i32 row;
     i32 head;
-    i32 sequence;
+    i32 place;
+    // The number of its tile, among all.
+    i32 tile;
     // The share's number among all, and how many shares the block has finished.
     i32 number;
     u32 count;
@@ -178,6 +182,7 @@ struct SumsInOrder {
   // Nobody waits for a finisher.
   FLASHGEN_DEVICE static void finish(const Params& p, Shared shared, Thread thread) {
     Finished& share = *reinterpret_cast<Finished*>(shared.base + Smem::kSumParts);
+    FinishOrder<cfg, Params, Tile> order{p};
     const auto at = [&]() { return typename SumRing::State{share.count}; };
     if (thread.lane == 0) {
       share.number = block_idx_x();
@@ -186,26 +191,22 @@ struct SumsInOrder {
     while (true) {
       warp_sync();
       const i32 number = share.number, consumer = number % cfg.consumers;
-      const i32 blocks_of_head = p.group * p.q_tiles,
-                blocks = blocks_of_head * (opaque(p.tiles) / p.kv_tiles);
-      if (number >= blocks * cfg.consumers) break;
-      const SectionTile place =
-          section_tile<cfg.section_heads>(number / cfg.consumers, blocks, blocks_of_head);
-      const i32 sequence = place.head / p.heads_kv, head_kv = place.head - sequence * p.heads_kv;
-      const i32 head = head_kv * p.group + place.turn % p.group, turn = place.turn / p.group;
       // Without a mask the last queries are complete first.
-      const i32 tile = Queries::has_mask ? turn : p.q_tiles - 1 - turn;
+      const auto tile = order.template by_sections<!Queries::has_mask>(number / cfg.consumers, thread);
+      if (!tile.exists) break;
+      const i32 query_tile = tile.number(p, cfg.tile_q);
       if (thread.lane == 0) {
         share.column = Share::column(consumer);
-        share.row = tile * cfg.tile_q + Share::row(consumer);
-        share.head = head;
-        share.sequence = sequence;
+        share.row = tile.first_row(p, cfg.tile_q) + Share::row(consumer);
+        share.head = tile.head;
+        share.place = tile.place();
+        share.tile = query_tile;
       }
-      const u32 last = end_of_adding(Mask::of(p, sequence, head), tile, p.kv_tiles, thread);
+      const u32 last = end_of_adding(tile.template mask<Mask>(p), tile.block,
+                                     tile.attended_key_tiles(p, cfg.tile_kv), thread);
       const u32 bytes = static_cast<u32>(4 * Share::warp_floats(consumer) * 4);
       if (last != 0) {
         if (thread.lane == 0) {
-          const i32 query_tile = (sequence * p.heads_q + head) * p.q_tiles + tile;
           wait_turn(p.dq_semaphore + query_tile, last);
           bulk_wait_read<0>();
           sum_ring(shared).wait_empty(at());
@@ -248,15 +249,15 @@ struct SumsInOrder {
                                 opaque(warp) * Share::warp_floats(consumer);
       const typename Shared::DQRows rows = {shared_address(from)};
       if (has_failed<Queries::has_mask>(from, Share::columns(consumer), here) && here.lane == 0)
-        flag_queries<Queries::has_mask>(p, share.sequence, share.head, share.row / cfg.tile_q);
-      finish_box<0, true>(rows, from, p.scale, here);
-      if (Share::columns(consumer) > kPanelColumns / 2) finish_box<1, true>(rows, from, p.scale, here);
+        flag_queries<Queries::has_mask>(p, share.tile);
+      const float scale = p.scale * Dropping::factor(p);
+      finish_box<0, true>(rows, from, scale, here);
+      if (Share::columns(consumer) > kPanelColumns / 2) finish_box<1, true>(rows, from, scale, here);
       fence_proxy_async_shared();
       warp_sync();
       if (here.lane == 0) {
         const i32 row = share.row + warp * kWarpRows;
-        if (row < p.len_q)
-          tma_store_4d(&p.dq_map, rows.address, share.column, row, share.head, share.sequence);
+        if (row < p.len_q) tma_store_4d(&p.dq_map, rows.address, share.column, row, share.head, share.place);
         bulk_commit();
       }
     }

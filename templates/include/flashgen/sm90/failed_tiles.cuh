@@ -13,13 +13,12 @@ namespace flashgen {
 // Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
 // and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + tile, 1u);
 }
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask)
-    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + p.query_flags + tile, 1u);
 }
 
 }  // namespace flashgen

@@ -102,7 +102,7 @@ struct KeyTileProducer {
       if constexpr (Queries::sends_messages) shared.message(q_at) = message;
       mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
       tile.load_q(shared.q(q_at), p, full, step);
-      tile.load_statistics(shared_address(shared.lse(q_at)), p, full, step, 0);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.lse(q_at)), p, full, step, 0);
     }
     q_at.advance();
     if (elected) {
@@ -110,13 +110,13 @@ struct KeyTileProducer {
       shared.do_ring().wait_empty(do_at);
       mbarrier_arrive_expect_tx(full, Shared::DOTile::bytes + Shared::statistics_bytes);
       tile.load_dout(shared.dout(do_at), p, full, step);
-      tile.load_statistics(shared_address(shared.dsum(do_at)), p, full, step, 1);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.dsum(do_at)), p, full, step, 1);
     }
     do_at.advance();
   }
 
   FLASHGEN_DEVICE void run() {
-    const KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params> scheduler{p};
+    KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params, Tile> scheduler{{p}};
     if (elected) {
       prefetch_tensormap(&p.q_map);
       prefetch_tensormap(&p.k_map);
@@ -126,7 +126,7 @@ struct KeyTileProducer {
     }
     for (bool goes_on = true; goes_on;) {
       // Consumers are steps behind, which hides the latency of the draw.
-      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0));
+      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0), thread);
       Tile& tile = shared.tile(tile_at);
       if (elected) {
         shared.tile_ring().wait_empty(tile_at);

@@ -87,11 +87,7 @@ struct alignas(16) OwnLengthsTile {
   FLASHGEN_DEVICE i32 result_rows(const auto&) const { return rows.result_rows(); }
   template <class Mask>
   FLASHGEN_DEVICE Mask mask(const auto& p) const {
-    if constexpr (requires { Mask::of(p, rows, sequence, head); }) {
-      return Mask::of(p, rows, sequence, head);
-    } else {
-      return band_of<Mask>(p, rows);
-    }
+    return sequence_mask<Mask>(p, rows, sequence, head);
   }
   template <class Score>
   FLASHGEN_DEVICE Score score(const auto& p) const {

@@ -6,6 +6,7 @@
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/sm90/query_tile.cuh"
 #include "flashgen/sm90/sections.cuh"
+#include "flashgen/sm90/sequence_search.cuh"
 
 namespace flashgen {
 
@@ -36,52 +37,23 @@ struct DynamicScheduler {
   FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
-// Where sequences have their own lengths: the tiles of one sequence after another, sequences with many tiles
-// before those with half as many. Only the device knows the lengths, so blocks count tiles as they go: each
-// lane of the scheduler those of one sequence, 32 sequences at a time.
+// Where sequences have their own lengths.
 template <ForwardSm90Config cfg, class Params, class Tile>
 struct VarlenScheduler : DynamicScheduler<cfg, Params> {
   using Rows = typename Tile::Rows;
 
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
-  i32 group = 0;
-  i32 tiles_before = 0;
-
-  FLASHGEN_DEVICE static i32 tiles_of(const Params& p, i32 sequence) {
-    return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
-  }
+  SequenceSearch search = {};
 
   FLASHGEN_DEVICE Tile tile(i32 number, Thread thread) {
     const Params& p = this->p;
-    const i32 groups = ceil_div(p.batch, kWarpSize);
-    // A repeated tile may lie before the current sequences.
-    if (number < tiles_before) group = tiles_before = 0;
-    for (; p.q_tiles >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
-      const i32 most = p.q_tiles >> (group / groups), first = group % groups * kWarpSize,
-                own = first + thread.lane;
-      i32 tiles = own < p.batch ? tiles_of(p, own) : 0;
-      if (tiles > most || tiles <= most / 2) tiles = 0;
-      i32 end = tiles * p.heads_q;
-#pragma unroll
-      for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-        const i32 other = shuffle(end, (thread.lane - distance) & 31);
-        if (thread.lane >= distance) end += other;
-      }
-      const u32 later = warp_ballot(number < tiles_before + end);
-      if (later != 0) {
-        const i32 lane = lowest_bit(later), tiles_of_head = shuffle(tiles, lane), sequence = first + lane;
-        const i32 in_sequence = number - tiles_before - shuffle(end, lane) + tiles_of_head * p.heads_q;
-        const SectionTile place =
-            section_tile<cfg.section_heads>(in_sequence, p.heads_q * tiles_of_head, tiles_of_head);
-        const i32 first_q = first_row<cfg>(place.turn, tiles_of_head);
-        return {
-            {first_q, place.head, place.head / p.group, sequence, TileKind::normal, Rows::of(p, sequence)}};
-      }
-      tiles_before += shuffle(end, kWarpSize - 1);
-    }
-    return {{0, 0, 0, 0, TileKind::end, {}}};
+    const auto found = search.find(number, p.batch, p.heads_q, p.q_tiles, thread, [&](i32 sequence) {
+      return ceil_div(Rows::of(p, sequence).result_rows(), cfg.tile_q);
+    });
+    if (!found.exists) return {{0, 0, 0, 0, TileKind::end, {}}};
+    const i32 sequence = found.sequence, tiles = found.tiles_of_head;
+    const SectionTile place = section_tile<cfg.section_heads>(found.number, p.heads_q * tiles, tiles);
+    return {{first_row<cfg>(place.turn, tiles), place.head, place.head / p.group, sequence, TileKind::normal,
+             Rows::of(p, sequence)}};
   }
 };
 

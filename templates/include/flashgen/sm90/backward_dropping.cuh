@@ -1,0 +1,81 @@
+// Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
+//
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
+//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//
+// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
+// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+#pragma once
+#include "flashgen/sm90/dropping.cuh"
+#include "flashgen/sm90/kept_queries.cuh"
+
+namespace flashgen {
+
+struct NoBackwardDropout : NoDropout {
+  static constexpr bool drops = false;
+  template <i32 queries>
+  using Queries = Kept<queries>;
+
+  template <i32 queries, class Params>
+  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
+    return {};
+  }
+  template <bool has_slope, i32 queries>
+  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
+                                             Thread) {}
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+  template <class Params>
+  FLASHGEN_DEVICE static bool keeps(const Params&, i32, i32, i32, i32) {
+    return true;
+  }
+};
+
+struct PhiloxBackwardDropout : PhiloxDropout {
+  static constexpr bool drops = true;
+  template <i32 queries>
+  using Queries = KeptQueries<queries>;
+
+  // For the queries from `q` on and the warp's keys from `key` on.
+  template <i32 queries, class Params>
+  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params& p, i32 sequence, i32 head, i32 q,
+                                                       i32 key, Thread thread) {
+    return {Dropout::of(p, sequence, head), q, key, thread};
+  }
+  // Without a slope the factors of dS are P, before pairs are dropped.
+  template <bool has_slope, i32 queries>
+  FLASHGEN_DEVICE static void drop(Rounded<queries>& probabilities, Rounded<queries>& factors,
+                                   const Queries<queries>& kept, i32 chunk) {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); i += 2) {
+      u32& two = probabilities[i / 8][i % 8 / 2];
+      if constexpr (!has_slope) factors[i / 8][i % 8 / 2] = two;
+      two &= (kept.has(i) ? 0xffffu : 0u) | (kept.has(i + 1) ? 0xffff0000u : 0u);
+    }
+  }
+  // Of one chunk of queries. `preset` is what accumulators of each query start at.
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>& dp, const Queries<queries>& kept, i32 chunk,
+                                             const float* preset, Thread thread) {
+#pragma unroll
+    for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); ++i)
+      dp[i] = kept.has(i) ? dp[i] : preset[i / 4 * 8 + thread.column() + i % 2];
+  }
+  // Where rows are queries, of a lane's two rows.
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&dp)[count], const Kept& kept, const float (&preset)[2]) {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) dp[i] = kept.has(0, i / 4, i % 4) ? dp[i] : preset[i % 4 / 2];
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static bool keeps(const Params& p, i32 sequence, i32 head, i32 q, i32 key) {
+    return Dropout::of(p, sequence, head).keeps(static_cast<u32>(q), static_cast<u32>(key));
+  }
+};
+
+}  // namespace flashgen
