@@ -12,31 +12,35 @@
 // smem     231840 bytes
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 //
-// contents   47  Instructions, one per function: types, device, math, matrix.
-//           137  Element types.
-//           174  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           530  Tiles as TMA writes them and wgmma reads them.
-//           654  Banded masks.
-//           707  The order in which persistent blocks draw tiles.
-//           743  Where a tile of keys lies, and the queries that attend to it.
-//           839  Probabilities P of transposed scores, and the factor of dS.
-//           878  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//           938  Instructions, one per function: packed.
-//           952  Streaming tiles between global and shared memory.
-//          1000  Writing a warpgroup's results to shared and global memory.
-//          1020  What the backward mainloops do with fragments.
-//          1092  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1113  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
-//          1167  Finding NaN and infinity.
-//          1181  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1201  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1248  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1325  What the backward kernels that keep tiles of keys share.
-//          1483  What the warps of a block of the fused backward kernel share.
-//          1582  The backward pass on Hopper, for heads up to 128 wide.
-//          1887  dQ as a sum over tiles of keys, added in any order.
-//          2133  Positions in rings whose number of slots is no power of two.
-//          2157  The kernel: its configuration, parameters and text.
+// contents   51  Instructions, one per function: types, device, math, matrix.
+//           141  Element types.
+//           178  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           534  Tiles as TMA writes them and wgmma reads them.
+//           658  Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+//           666  Banded masks.
+//           726  The order in which persistent blocks draw tiles.
+//           762  Streaming tiles between global and shared memory.
+//           808  Where a tile of keys lies, and the queries that attend to it.
+//           931  Probabilities P of transposed scores, and the factor of dS.
+//           965  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//          1025  Instructions, one per function: packed.
+//          1039  Dropout of probabilities.
+//          1056  Dropout of probabilities in the backward pass.
+//          1086  Writing a warpgroup's results to shared and global memory.
+//          1106  What the backward mainloops do with fragments.
+//          1178  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1199  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1253  Finding NaN and infinity.
+//          1268  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1287  Tiles of queries whose sum of dQ is finished, and the order in which blocks finish them.
+//          1335  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1382  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1459  What the backward kernels that keep tiles of keys share.
+//          1617  What the warps of a block of the fused backward kernel share.
+//          1722  The backward pass on Hopper, for heads up to 128 wide.
+//          2034  dQ as a sum over tiles of keys, added in any order.
+//          2289  Positions in rings whose number of slots is no power of two.
+//          2313  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -651,6 +655,14 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
+// ---- flashgen/sm90/kept_queries.cuh
+// Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+
+// Steps of 16 queries that make a chunk of transposed scores.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 kChunkElements = 8 * kChunkSteps;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
@@ -675,6 +687,13 @@ struct Band {
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    end = smaller(end, q_end + upper);
+    return tiles_of(begin, end, tile);
   }
 
   // Tiles of queries that may attend to some key of [k_begin, k_end).
@@ -740,6 +759,52 @@ FLASHGEN_DEVICE void leave_counters(const auto& p) {
   }
 }
 
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Writes the rows of a tile that exist to global memory.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
+FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
+                                Thread thread) {
+#pragma unroll 4
+  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
+    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
+    const i32 valid = head_dim - chunk * Tile::chunk_elements;
+    if (first_row + row < destination.row_count && valid > 0) {
+      write_chunk<typename Tile::Element, access_bytes>(
+          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
+    }
+  }
+}
+
 // ---- flashgen/sm90/key_tile.cuh
 // Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
 // that keep keys. A tile is what the producer announces to the other warps.
@@ -761,12 +826,9 @@ struct alignas(16) DenseKeyTile {
   // Whether some query attends to some key of it.
   bool is_attended;
 
+  // The rows of dK and dV.
   template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
+  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
     return p.len_kv;
   }
   template <class Params>
@@ -781,6 +843,34 @@ struct alignas(16) DenseKeyTile {
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
+  }
+
+  // The numbers under which workspaces hold what belongs to a tile of queries, its sum of dQ
+  // (dq_sums_any_order.cuh) and the flag of this tile of keys.
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 query_tile(const Params& p, QueryStep step) const {
+    return (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
+  }
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
+    return first_head(p) % p.sum_heads * p.q_tiles;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
+    return first_sum + step.member * p.q_tiles + step.block;
+  }
+  // The sum of a tile of queries whose number is given, and whether another head will use it.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 sum_of(const Params& p, i32 head, i32 query_tile) {
+    return query_tile - (head - head % p.sum_heads) * p.q_tiles;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static bool is_sum_needed_again(const Params& p, i32 head) {
+    return head + p.sum_heads < p.tiles / p.kv_tiles * p.group;
+  }
+  template <i32 tile_kv, class Params>
+  FLASHGEN_DEVICE i32 key_tile(const Params& p) const {
+    return (sequence * p.heads_kv + head) * p.kv_tiles + first_key / tile_kv;
   }
 
   template <class KTile, class Params>
@@ -800,15 +890,14 @@ struct alignas(16) DenseKeyTile {
     dout.load(p.dout_map, barrier, step.block * DOTile::rows, query_head(p, step.member), sequence);
   }
   // L (part 0) or D (part 1) of a block of queries.
-  template <class Params>
+  template <i32 tile_q, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step,
                                        i32 part) const {
-    const i32 number = (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
-    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * number + part, 0, 0);
+    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * query_tile<tile_q>(p, step) + part, 0, 0);
   }
   // Rows of dK and dV. TMA clips rows beyond the last key.
-  template <class Rows>
-  FLASHGEN_DEVICE void store(Rows rows, const TensorMap& map, i32 row) const {
+  template <class Rows, class Params>
+  FLASHGEN_DEVICE void store(Rows rows, const Params&, const TensorMap& map, i32 row) const {
     rows.store(map, row, head, sequence);
   }
 };
@@ -819,21 +908,24 @@ struct alignas(16) DenseKeyTile {
 // that the longest.
 //
 // Blocks draw their first tile, too. So a tile never waits for one that no running block has drawn.
-template <i32 tile_kv, i32 section_heads, class Params>
-struct KeyTileScheduler {
+template <class Params>
+struct KeyTileCounter {
   const Params& p;
 
   FLASHGEN_DEVICE i32 draw() const { return static_cast<i32>(atomic_add(p.counter, 1u)); }
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
+};
 
+template <i32 tile_kv, i32 section_heads, class Params, class Tile>
+struct KeyTileScheduler : KeyTileCounter<Params> {
   // Tile `number`. It does not exist if there are not so many.
-  FLASHGEN_DEVICE DenseKeyTile tile(i32 number) const {
+  FLASHGEN_DEVICE DenseKeyTile tile(i32 number, Thread) const {
+    const Params& p = this->p;
     if (number >= p.tiles) return {};
     const SectionTile place = section_tile<section_heads>(number, p.tiles, p.kv_tiles);
     return {place.turn * tile_kv, place.head % p.heads_kv, place.head / p.heads_kv, true, true};
   }
-
-  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // ---- flashgen/sm90/backward_scores.cuh
@@ -843,11 +935,6 @@ struct KeyTileScheduler {
 //
 // Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
 // beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
-
-// Steps of 16 queries that make a chunk.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 kChunkElements = 8 * kChunkSteps;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
@@ -949,53 +1036,52 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
 
 }  // namespace flashgen
 #endif
-// ---- flashgen/stream.cuh
-// Streaming tiles between global and shared memory.
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
 
 namespace flashgen {
 
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
 
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
+    return {};
+  }
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
+// ---- flashgen/sm90/backward_dropping.cuh
+// Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
+//
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
+//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//
+// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
+// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
 
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
+struct NoBackwardDropout : NoDropout {
+  static constexpr bool drops = false;
+  template <i32 queries>
+  using Queries = Kept<queries>;
+
+  template <i32 queries, class Params>
+  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
+    return {};
   }
-}
+  template <bool has_slope, i32 queries>
+  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
+                                             Thread) {}
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+};
 
 // ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
@@ -1167,11 +1253,12 @@ struct DqShare {
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
@@ -1189,14 +1276,61 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
 // Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
 // and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + tile, 1u);
 }
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask)
-    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + p.query_flags + tile, 1u);
 }
+
+// ---- flashgen/sm90/finish_order.cuh
+// Tiles of queries whose sum of dQ is finished, and the order in which blocks finish them.
+
+// A tile of queries: a block of queries of a head.
+struct DenseQueryTile {
+  bool exists;
+  i32 block;
+  i32 head;
+  i32 sequence;
+
+  // Its number among all tiles.
+  template <class Params>
+  FLASHGEN_DEVICE i32 number(const Params& p, i32 /*tile_q*/) const {
+    return (sequence * p.heads_q + head) * p.q_tiles + block;
+  }
+  // Where its rows begin in the map of dQ.
+  template <class Params>
+  FLASHGEN_DEVICE i32 first_row(const Params&, i32 tile_q) const {
+    return block * tile_q;
+  }
+  FLASHGEN_DEVICE i32 place() const { return sequence; }
+  template <class Mask, class Params>
+  FLASHGEN_DEVICE Mask mask(const Params& p) const {
+    return Mask::of(p, sequence, head);
+  }
+  // Tiles of keys of a head, and those that some query may attend to.
+  template <class Params>
+  FLASHGEN_DEVICE i32 key_tiles(const Params& p, i32 /*tile_kv*/) const {
+    return p.kv_tiles;
+  }
+};
+
+// by_heads(number): head after head. by_sections<descending>(number): in sections of heads, as tiles of keys
+// are drawn; within a head from the first block of queries to the last one, or the other way round.
+template <auto cfg, class Params, class Tile>
+struct FinishOrder {
+  // Whether all lanes of a warp call.
+  static constexpr bool by_warp = false;
+  const Params& p;
+
+  FLASHGEN_DEVICE DenseQueryTile by_heads(i32 number, Thread) const {
+    const i32 heads = p.tiles / p.kv_tiles * p.group;
+    if (number >= heads * p.q_tiles) return {};
+    const i32 head = number / p.q_tiles, sequence = head / p.heads_q;
+    return {true, number - head * p.q_tiles, head - sequence * p.heads_q, sequence};
+  }
+};
 
 // ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
@@ -1422,7 +1556,7 @@ struct KeyTileProducer {
       if constexpr (Queries::sends_messages) shared.message(q_at) = message;
       mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
       tile.load_q(shared.q(q_at), p, full, step);
-      tile.load_statistics(shared_address(shared.lse(q_at)), p, full, step, 0);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.lse(q_at)), p, full, step, 0);
     }
     q_at.advance();
     if (elected) {
@@ -1430,13 +1564,13 @@ struct KeyTileProducer {
       shared.do_ring().wait_empty(do_at);
       mbarrier_arrive_expect_tx(full, Shared::DOTile::bytes + Shared::statistics_bytes);
       tile.load_dout(shared.dout(do_at), p, full, step);
-      tile.load_statistics(shared_address(shared.dsum(do_at)), p, full, step, 1);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.dsum(do_at)), p, full, step, 1);
     }
     do_at.advance();
   }
 
   FLASHGEN_DEVICE void run() {
-    const KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params> scheduler{p};
+    KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params, Tile> scheduler{{p}};
     if (elected) {
       prefetch_tensormap(&p.q_map);
       prefetch_tensormap(&p.k_map);
@@ -1446,7 +1580,7 @@ struct KeyTileProducer {
     }
     for (bool goes_on = true; goes_on;) {
       // Consumers are steps behind, which hides the latency of the draw.
-      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0));
+      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0), thread);
       Tile& tile = shared.tile(tile_at);
       if (elected) {
         shared.tile_ring().wait_empty(tile_at);
@@ -1524,10 +1658,13 @@ struct BackwardShared : KeyTileShared<cfg, T, Smem, Tile, Queries> {
 
 // A warp's share of a tile of dQ, to be scaled, rounded and stored.
 struct alignas(32) DqPart {
+  // Where it goes in the map of dQ.
   i32 column;
   i32 row;
   i32 head;
-  i32 sequence;
+  i32 place;
+  // The number of its tile, among all.
+  i32 tile;
   // Where its sum lies in the workspace, in lines, and its size in boxes: 0 after the last part.
   i32 line;
   i32 boxes;
@@ -1569,14 +1706,17 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
 }
 
-// Whether the first row of a part's 16 is not finite. One row is enough, see failed_tiles.cuh. All lanes
-// call.
+// Whether the first row of a part's 16, or an element of another row, is not finite. That is enough, see
+// failed_tiles.cuh. All lanes call.
 template <bool checks>
 FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
   if constexpr (!checks) return false;
-  // Two columns for each lane: those of lane l % 4 in block l / 4.
+  // Two columns of the first row for each lane, those of lane l % 4 in block l / 4; and one of its own two
+  // rows.
   const float* const two = part + (thread.lane / 4 * kWarpSize + thread.lane % 4) * 4;
-  return warp_any(2 * thread.lane < columns && (two[0] + two[1]) * 0.0f != 0.0f);
+  const float* const own = part + thread.lane * 4;
+  const bool has_two = 2 * thread.lane < columns;
+  return warp_any((has_two && (two[0] + two[1]) * 0.0f != 0.0f) || (own[0] + own[2]) * 0.0f != 0.0f);
 }
 
 // ---- flashgen/sm90/backward_mainloop.cuh
@@ -1601,17 +1741,19 @@ FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
 // P and dS come in chunks of 32 queries. The tensor cores multiply one chunk while the next one is computed.
 //
 // Policies: Tile says where rows lie (key_tile.cuh), Queries which blocks of queries there are
-// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Sums how dQ is summed and
-// finished (dq_sums_*.cuh).
+// (query_blocks.cuh), Score how P follows from products (backward_scores.cuh), Dropping which pairs are
+// dropped (backward_dropping.cuh), Sums how dQ is summed and finished (dq_sums_*.cuh).
 
 template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
-          class Score, class Sums>
+          class Score, class Dropping, class Sums>
 struct BackwardMainloop {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Producer = KeyTileProducer<cfg, Params, Shared, Tile, Queries>;
   using Share = typename Shared::Share;
   using Pairs = typename Score::template Pairs<cfg.tile_q>;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
+  // Whether the factors of dS are others than P.
+  static constexpr bool has_factors = Score::has_slope || Dropping::drops;
   static constexpr i32 none = -1;
 
   struct Consumer {
@@ -1705,6 +1847,8 @@ struct BackwardMainloop {
       const i32 warp_key = (here.warp - 4) * kWarpRows;
       const Pairs pairs =
           Score::template load<cfg.tile_q>(p, tile, step, first_q, tile.first_key + warp_key, here);
+      const auto kept = Dropping::template draw_queries<cfg.tile_q>(
+          p, tile.sequence, tile.query_head(p, step.member), first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
       shared.do_ring().wait_full(at);
@@ -1732,10 +1876,11 @@ struct BackwardMainloop {
             if constexpr (Score::has_slope) allowed.forbid(factors, chunk);
           }
         }
+        Dropping::template drop<Score::has_slope>(probabilities, factors, kept, chunk);
         if (chunk == 0) issue_half_of_dp(dp, 1);
         issue_chunk(dv, probabilities, shared.dout(at), chunk);
       }
-      const Rounded<cfg.tile_q>& factor = Score::has_slope ? factors : probabilities;
+      const Rounded<cfg.tile_q>& factor = has_factors ? factors : probabilities;
 
       Strip<kPanelColumns> dq;
       if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
@@ -1747,6 +1892,7 @@ struct BackwardMainloop {
       shared.ds_ring().wait_empty(at);
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), here);
         multiply_chunk(T{}, ds, dp, factor, chunk);
         store_chunk(shared.ds(at), warp_key, ds, chunk, here);
         if (chunk > 0) issue_chunk(dk, ds, shared.q(q_at), chunk - 1);
@@ -1771,7 +1917,7 @@ struct BackwardMainloop {
       wgmma_wait<0>();
       wgmma_pin(dk);
       in_buffer = previous;
-      previous = sums.number(step);
+      previous = sums.number(tile, step);
       shared.q_ring().release(q_at, thread);
       q_at.advance();
       at.advance();
@@ -1784,10 +1930,11 @@ struct BackwardMainloop {
       const Thread here = thread.recomputed();
       const i32 first_row = tile.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared.out(here.warp - 4);
-      const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
+      const float kept = Dropping::factor(p), dv_scale[2] = {kept, kept};
+      const float dk_scale[2] = {p.scale * kept, p.scale * kept};
       if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
           here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       sums.wait_buffer(at);
       const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
                                   const TensorMap& map) {
@@ -1797,12 +1944,12 @@ struct BackwardMainloop {
         fence_proxy_async_shared();
         warp_sync();
         if (here.lane == 0) {
-          if (first_row < tile.len_kv(p)) tile.store(to, map, first_row);
+          if (first_row < tile.result_rows(p)) tile.store(to, p, map, first_row);
           bulk_commit();
         }
       };
-      store_rows(typename Shared::DVRows{rows}, dv, one, p.dv_map);
-      store_rows(typename Shared::DKRows{rows}, dk, scale, p.dk_map);
+      store_rows(typename Shared::DVRows{rows}, dv, dv_scale, p.dv_map);
+      store_rows(typename Shared::DKRows{rows}, dk, dk_scale, p.dk_map);
     }
 
     // ---- The mainloop
@@ -1918,13 +2065,15 @@ struct SumLines {
   }
 };
 
-template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries>
+template <BackwardSm90Config cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
+          class Dropping>
 struct SumsInAnyOrder {
   using Shared = BackwardShared<cfg, T, Smem, Tile, Queries>;
   using Share = typename Shared::Share;
   using TileAt = typename Shared::TileRing::State;
   using StepAt = typename Shared::DORing::State;
   using SumRing = Ring<cfg.sum_stages>;
+  using Order = FinishOrder<cfg, Params, Tile>;
   // Warps beside consumers that read announced tiles.
   static constexpr u32 tile_readers = 1;
   // Shares of a tile of dQ: one for each warp.
@@ -1975,12 +2124,8 @@ struct SumsInAnyOrder {
     // The number of the group's first tile of queries in the ring of sums.
     i32 first_number;
 
-    FLASHGEN_DEVICE void begin(const Tile& tile) {
-      first_number = tile.first_head(p) % p.sum_heads * p.q_tiles;
-    }
-    FLASHGEN_DEVICE i32 number(QueryStep step) const {
-      return first_number + step.member * p.q_tiles + step.block;
-    }
+    FLASHGEN_DEVICE void begin(const Tile& tile) { first_number = tile.template first_sum<cfg.tile_q>(p); }
+    FLASHGEN_DEVICE i32 number(const Tile&, QueryStep step) const { return Tile::sum(p, first_number, step); }
 
     // All additions of the previous tile of keys are complete. Its stores of dK and dV, two groups, may be in
     // flight.
@@ -2019,7 +2164,7 @@ struct SumsInAnyOrder {
     if (thread.warp == 1) {
       report(p, shared, thread);
     } else if (thread.warp == 2) {
-      if (thread.lane == 0) collect(p, shared);
+      if (Order::by_warp || thread.lane == 0) collect(p, shared, thread);
     } else {
       finish(p, shared, thread);
     }
@@ -2052,39 +2197,49 @@ struct SumsInAnyOrder {
     }
   }
 
-  FLASHGEN_DEVICE static void collect(const Params& p, Shared shared) {
-    const i32 heads = p.tiles / p.kv_tiles * p.group;
+  FLASHGEN_DEVICE static void collect(const Params& p, Shared shared, Thread thread) {
+    Order order{p};
     typename SumRing::State at;
-    const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
-    for (i32 number = draw(); number < heads * p.q_tiles;) {
-      const i32 head = number / p.q_tiles, tile = number - head * p.q_tiles;
+    const bool elected = !Order::by_warp || thread.lane == 0;
+    const auto draw = [&]() {
+      const i32 number = elected ? static_cast<i32>(atomic_add(p.head_counts, 1u)) : 0;
+      return Order::by_warp ? shuffle(number, 0) : number;
+    };
+    for (i32 number = draw();;) {
+      const auto tile = order.by_heads(number, thread);
+      if (!tile.exists) break;
+      const i32 head = tile.sequence * p.heads_q + tile.head;
       const u32* const tiles_added = added_tiles(p, head - head % p.group);
-      while (load_acquire(tiles_added) != static_cast<u32>(p.kv_tiles)) {}
+      while (elected && load_acquire(tiles_added) != static_cast<u32>(tile.key_tiles(p, cfg.tile_kv))) {}
       fence_proxy_async();
       // The next draw overlaps the loads of this tile.
       number = draw();
-      const i32 place = head % p.sum_heads * p.q_tiles + tile, sequence = head / p.heads_q;
+      const i32 sum_number = Tile::sum_of(p, head, tile.number(p, cfg.tile_q));
       for (i32 warp = 0; warp < parts; ++warp) {
         const i32 consumer = warp / 4;
         const DqPart to = {
             Share::column(consumer),
-            tile * cfg.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-            head - sequence * p.heads_q,
-            sequence,
-            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+            tile.first_row(p, cfg.tile_q) + Share::row(consumer) + warp % 4 * kWarpRows,
+            tile.head,
+            tile.place(),
+            tile.number(p, cfg.tile_q),
+            sum_number * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
             Share::warp_floats(consumer) / (2 * SumLines::floats),
-            head + p.sum_heads < heads,
+            Tile::is_sum_needed_again(p, head),
             warp == parts - 1};
-        const u32 full = sum_ring(shared).full(at);
-        sum_ring(shared).wait_empty(at);
-        part(shared, at) = to;
-        mbarrier_arrive_expect_tx(full, static_cast<u32>(to.boxes) * SumLines::box_bytes);
-        SumLines{shared_address(sum(shared, at))}.load(p.dq_accum_map, full, to.line, to.boxes);
-        // A second arrival, by this thread, orders the loads before the finisher clears the sum.
-        mbarrier_arrive(full);
+        if (elected) {
+          const u32 full = sum_ring(shared).full(at);
+          sum_ring(shared).wait_empty(at);
+          part(shared, at) = to;
+          mbarrier_arrive_expect_tx(full, static_cast<u32>(to.boxes) * SumLines::box_bytes);
+          SumLines{shared_address(sum(shared, at))}.load(p.dq_accum_map, full, to.line, to.boxes);
+          // A second arrival, by this thread, orders the loads before the finisher clears the sum.
+          mbarrier_arrive(full);
+        }
         at.advance();
       }
     }
+    if (!elected) return;
     sum_ring(shared).wait_empty(at);
     part(shared, at) = {};
     mbarrier_arrive(sum_ring(shared).full(at));
@@ -2106,21 +2261,22 @@ struct SumsInAnyOrder {
       warp_sync();
       const float* const from = reinterpret_cast<const float*>(sum(shared, at));
       if (has_failed<Queries::has_mask>(from, Share::columns(0) / 2 * boxes, thread) && thread.lane == 0)
-        flag_queries<Queries::has_mask>(p, to.sequence, to.head, to.row / cfg.tile_q);
-      finish_box<0, false>(rows, from, p.scale, thread);
-      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, p.scale, thread);
+        flag_queries<Queries::has_mask>(p, to.tile);
+      const float scale = p.scale * Dropping::factor(p);
+      finish_box<0, false>(rows, from, scale, thread);
+      if (cfg.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1, false>(rows, from, scale, thread);
       fence_proxy_async_shared();
       warp_sync();
       if (thread.lane == 0) {
         const DqPart here = to;
         if (here.row < p.len_q)
-          tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
+          tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.place);
         if (here.is_needed_again)
           SumLines{shared.start + Smem::kZeros}.repeat(p.dq_accum_map, here.line, boxes);
         bulk_commit();
         if (here.is_needed_again && here.is_last) {
           bulk_wait<0>();
-          atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
+          atomic_add_release(finished_tiles(p, here.place * p.heads_q + here.head), 1u);
         }
       }
       mbarrier_arrive(sum_ring(shared).empty(at));
@@ -2241,11 +2397,12 @@ struct Smem {
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoScore;
-
+using Tile = DenseKeyTile;
+using Dropping = NoBackwardDropout;
 using Queries = BandQueries<kConfig, Mask, Scoring::masks_query_end, false>;
-using Sums = SumsInAnyOrder<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries>;
+using Sums = SumsInAnyOrder<kConfig, element_t, Params, Smem, Tile, Mask, Queries, Dropping>;
 
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  BackwardMainloop<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries, Scoring, Sums>::run(p, base);
+  BackwardMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Queries, Scoring, Dropping, Sums>::run(p, base);
 }

@@ -13,26 +13,29 @@
 // smem     214816 bytes
 // because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
-// contents   43  Instructions, one per function: types, device, math.
-//           126  Element types.
-//           161  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           487  Tiles as TMA writes them and wgmma reads them.
-//           588  Banded masks.
-//           641  The order in which persistent blocks draw tiles.
-//           677  Where a tile of keys lies, and the queries that attend to it.
-//           773  Probabilities P of transposed scores, and the factor of dS.
-//           812  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//           872  Instructions, one per function: packed.
-//           886  Streaming tiles between global and shared memory.
-//           901  Writing a warpgroup's results to shared and global memory.
-//           954  What the backward mainloops do with fragments.
-//           990  Finding NaN and infinity.
-//          1004  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1018  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1065  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1142  What the backward kernels that keep tiles of keys share.
-//          1300  The backward pass on Hopper, for heads wider than 128.
-//          1604  The kernel: its configuration, parameters and text.
+// contents   46  Instructions, one per function: types, device, math.
+//           129  Element types.
+//           164  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           490  Tiles as TMA writes them and wgmma reads them.
+//           591  Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+//           599  Banded masks.
+//           652  The order in which persistent blocks draw tiles.
+//           688  Streaming tiles between global and shared memory.
+//           701  Where a tile of keys lies, and the queries that attend to it.
+//           818  Probabilities P of transposed scores, and the factor of dS.
+//           852  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           912  Instructions, one per function: packed.
+//           926  Dropout of probabilities.
+//           943  Dropout of probabilities in the backward pass.
+//           973  Writing a warpgroup's results to shared and global memory.
+//          1026  What the backward mainloops do with fragments.
+//          1062  Finding NaN and infinity.
+//          1077  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1090  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1137  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1214  What the backward kernels that keep tiles of keys share.
+//          1372  The backward pass on Hopper, for heads wider than 128.
+//          1685  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -585,6 +588,14 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
+// ---- flashgen/sm90/kept_queries.cuh
+// Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+
+// Steps of 16 queries that make a chunk of transposed scores.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 kChunkElements = 8 * kChunkSteps;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
@@ -674,6 +685,19 @@ FLASHGEN_DEVICE void leave_counters(const auto& p) {
   }
 }
 
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
 // ---- flashgen/sm90/key_tile.cuh
 // Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
 // that keep keys. A tile is what the producer announces to the other warps.
@@ -696,14 +720,6 @@ struct alignas(16) DenseKeyTile {
   bool is_attended;
 
   template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
   FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
     return head * p.group + member;
   }
@@ -715,6 +731,25 @@ struct alignas(16) DenseKeyTile {
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
+  }
+
+  // The numbers under which workspaces hold what belongs to a tile of queries, its sum of dQ
+  // (dq_sums_any_order.cuh) and the flag of this tile of keys.
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 query_tile(const Params& p, QueryStep step) const {
+    return (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
+  }
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
+    return first_head(p) % p.sum_heads * p.q_tiles;
+  }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
+    return first_sum + step.member * p.q_tiles + step.block;
+  }
+  template <i32 tile_kv, class Params>
+  FLASHGEN_DEVICE i32 key_tile(const Params& p) const {
+    return (sequence * p.heads_kv + head) * p.kv_tiles + first_key / tile_kv;
   }
 
   template <class KTile, class Params>
@@ -734,16 +769,23 @@ struct alignas(16) DenseKeyTile {
     dout.load(p.dout_map, barrier, step.block * DOTile::rows, query_head(p, step.member), sequence);
   }
   // L (part 0) or D (part 1) of a block of queries.
-  template <class Params>
+  template <i32 tile_q, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 rows, const Params& p, u32 barrier, QueryStep step,
                                        i32 part) const {
-    const i32 number = (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
-    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * number + part, 0, 0);
+    tma_load_4d(rows, &p.row_stats_map, barrier, 0, 2 * query_tile<tile_q>(p, step) + part, 0, 0);
   }
   // Rows of dK and dV. TMA clips rows beyond the last key.
-  template <class Rows>
-  FLASHGEN_DEVICE void store(Rows rows, const TensorMap& map, i32 row) const {
+  template <class Rows, class Params>
+  FLASHGEN_DEVICE void store(Rows rows, const Params&, const TensorMap& map, i32 row) const {
     rows.store(map, row, head, sequence);
+  }
+  template <class Params>
+  FLASHGEN_DEVICE auto dk_rows(const Params& p) const {
+    return GlobalRows{p.dk + sequence * p.dk_batch + head * p.dk_head, p.dk_row, p.len_kv};
+  }
+  template <class Params>
+  FLASHGEN_DEVICE auto dv_rows(const Params& p) const {
+    return GlobalRows{p.dv + sequence * p.dv_batch + head * p.dv_head, p.dv_row, p.len_kv};
   }
 };
 
@@ -753,21 +795,24 @@ struct alignas(16) DenseKeyTile {
 // that the longest.
 //
 // Blocks draw their first tile, too. So a tile never waits for one that no running block has drawn.
-template <i32 tile_kv, i32 section_heads, class Params>
-struct KeyTileScheduler {
+template <class Params>
+struct KeyTileCounter {
   const Params& p;
 
   FLASHGEN_DEVICE i32 draw() const { return static_cast<i32>(atomic_add(p.counter, 1u)); }
+  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
+  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
+};
 
+template <i32 tile_kv, i32 section_heads, class Params, class Tile>
+struct KeyTileScheduler : KeyTileCounter<Params> {
   // Tile `number`. It does not exist if there are not so many.
-  FLASHGEN_DEVICE DenseKeyTile tile(i32 number) const {
+  FLASHGEN_DEVICE DenseKeyTile tile(i32 number, Thread) const {
+    const Params& p = this->p;
     if (number >= p.tiles) return {};
     const SectionTile place = section_tile<section_heads>(number, p.tiles, p.kv_tiles);
     return {place.turn * tile_kv, place.head % p.heads_kv, place.head / p.heads_kv, true, true};
   }
-
-  // Each block calls this once, after its last draw. The last block resets the counters for the next launch.
-  FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
 // ---- flashgen/sm90/backward_scores.cuh
@@ -777,11 +822,6 @@ struct KeyTileScheduler {
 //
 // Rows are keys, and columns are queries. Scores come in chunks of 32 queries. `masks_query_end`: queries
 // beyond the last must be masked, because an expression may turn their products, which are 0, into anything.
-
-// Steps of 16 queries that make a chunk.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 kChunkElements = 8 * kChunkSteps;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
@@ -883,19 +923,51 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
 
 }  // namespace flashgen
 #endif
-// ---- flashgen/stream.cuh
-// Streaming tiles between global and shared memory.
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
 
 namespace flashgen {
 
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
 
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
+    return {};
+  }
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
+};
+
+// ---- flashgen/sm90/backward_dropping.cuh
+// Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
+//
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
+//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//
+// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
+// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+
+struct NoBackwardDropout : NoDropout {
+  static constexpr bool drops = false;
+  template <i32 queries>
+  using Queries = Kept<queries>;
+
+  template <i32 queries, class Params>
+  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
+    return {};
+  }
+  template <bool has_slope, i32 queries>
+  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
+                                             Thread) {}
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
 };
 
 // ---- flashgen/strip.cuh
@@ -990,11 +1062,12 @@ FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const f
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
@@ -1010,9 +1083,8 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
 // again, pair by pair. Without a mask nothing is to be checked, because all pairs are allowed.
 
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_keys(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask)
-    atomic_or(p.failed_tiles + p.query_flags + (sequence * p.heads_kv + head) * p.kv_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + p.query_flags + tile, 1u);
 }
 
 // ---- flashgen/ring.cuh
@@ -1239,7 +1311,7 @@ struct KeyTileProducer {
       if constexpr (Queries::sends_messages) shared.message(q_at) = message;
       mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
       tile.load_q(shared.q(q_at), p, full, step);
-      tile.load_statistics(shared_address(shared.lse(q_at)), p, full, step, 0);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.lse(q_at)), p, full, step, 0);
     }
     q_at.advance();
     if (elected) {
@@ -1247,13 +1319,13 @@ struct KeyTileProducer {
       shared.do_ring().wait_empty(do_at);
       mbarrier_arrive_expect_tx(full, Shared::DOTile::bytes + Shared::statistics_bytes);
       tile.load_dout(shared.dout(do_at), p, full, step);
-      tile.load_statistics(shared_address(shared.dsum(do_at)), p, full, step, 1);
+      tile.template load_statistics<cfg.tile_q>(shared_address(shared.dsum(do_at)), p, full, step, 1);
     }
     do_at.advance();
   }
 
   FLASHGEN_DEVICE void run() {
-    const KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params> scheduler{p};
+    KeyTileScheduler<cfg.tile_kv, cfg.section_heads, Params, Tile> scheduler{{p}};
     if (elected) {
       prefetch_tensormap(&p.q_map);
       prefetch_tensormap(&p.k_map);
@@ -1263,7 +1335,7 @@ struct KeyTileProducer {
     }
     for (bool goes_on = true; goes_on;) {
       // Consumers are steps behind, which hides the latency of the draw.
-      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0));
+      const Tile drawn = scheduler.tile(shuffle(elected ? scheduler.draw() : 0, 0), thread);
       Tile& tile = shared.tile(tile_at);
       if (elected) {
         shared.tile_ring().wait_empty(tile_at);
@@ -1330,7 +1402,7 @@ struct BackwardKeysConfig {
 };
 
 template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
-          class Score>
+          class Score, class Dropping>
 struct BackwardKeysMainloop {
   static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
   using Factors = Rounded<cfg.tile_q>;
@@ -1369,6 +1441,13 @@ struct BackwardKeysMainloop {
     bool is_cut;
   };
 
+  // Which pairs of a warp's keys are kept. Both consumers draw, because the factors of dS do not show it.
+  FLASHGEN_DEVICE static auto draw(const Params& p, const Tile& tile, Step step, Thread thread) {
+    return Dropping::template draw_queries<cfg.tile_q>(
+        p, tile.sequence, tile.query_head(p, step.queries.member), step.queries.block * cfg.tile_q,
+        tile.first_key + thread.warp % 4 * kWarpRows, thread);
+  }
+
   // ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), makes P or dS
   // of the result, and multiplies that by dO or Q (its sum: dV or dK).
 
@@ -1403,6 +1482,7 @@ struct BackwardKeysMainloop {
                                                   first_key, thread);
         if constexpr (!Score::masks_query_end) allowed.forbid(scores);
       }
+      const auto kept = draw(p, tile, step, thread);
       Factors slopes;
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
@@ -1414,8 +1494,9 @@ struct BackwardKeysMainloop {
             if constexpr (Score::has_slope) allowed.forbid(slopes, chunk);
           }
         }
+        Dropping::template drop<Score::has_slope>(probabilities, slopes, kept, chunk);
       }
-      const Factors& factors = Score::has_slope ? slopes : probabilities;
+      const Factors& factors = Score::has_slope || Dropping::drops ? slopes : probabilities;
       shared.p_ring().wait_empty(p_at);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_q / 16; ++i)
@@ -1428,10 +1509,8 @@ struct BackwardKeysMainloop {
                                           typename DORing::State at) {
       issue_output(dv, p, shared.dout(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dv + tile.sequence * p.dv_batch + tile.head * p.dv_head, p.dv_row, tile.len_kv(p)};
-    }
-    FLASHGEN_DEVICE static float scale(const Params&) { return 1.0f; }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dv_rows(p); }
+    FLASHGEN_DEVICE static float scale(const Params& p) { return Dropping::factor(p); }
   };
 
   struct SumsKeys {
@@ -1449,9 +1528,10 @@ struct BackwardKeysMainloop {
       issue_over_columns(dp, shared.v(), shared.dout(at));
     }
     // Line 14: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params&,
-                                             const Shared& shared, const Tile&, Step, typename DORing::State,
-                                             PAt p_at, Thread thread) {
+    FLASHGEN_DEVICE static void finish_pairs(Factors& ds, Strip<cfg.tile_q>& dp, const Params& p,
+                                             const Shared& shared, const Tile& tile, Step step,
+                                             typename DORing::State at, PAt p_at, Thread thread) {
+      const auto kept = draw(p, tile, step, thread);
       shared.p_ring().wait_full(p_at);
       Factors factors;
 #pragma unroll
@@ -1462,17 +1542,18 @@ struct BackwardKeysMainloop {
       }
       mbarrier_arrive(shared.p_ring().empty(p_at));
 #pragma unroll
-      for (i32 chunk = 0; chunk < chunks; ++chunk) multiply_chunk(T{}, ds, dp, factors, chunk);
+      for (i32 chunk = 0; chunk < chunks; ++chunk) {
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), thread);
+        multiply_chunk(T{}, ds, dp, factors, chunk);
+      }
     }
     // Line 16: dK_j += dS_ij^T Q_i.
     FLASHGEN_DEVICE static void issue_sum(Strip<columns>& dk, const Factors& ds, const Shared& shared,
                                           typename QRing::State at) {
       issue_output(dk, ds, shared.q(at));
     }
-    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) {
-      return GlobalRows{p.dk + tile.sequence * p.dk_batch + tile.head * p.dk_head, p.dk_row, tile.len_kv(p)};
-    }
-    FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale; }
+    FLASHGEN_DEVICE static auto rows(const Params& p, const Tile& tile) { return tile.dk_rows(p); }
+    FLASHGEN_DEVICE static float scale(const Params& p) { return p.scale * Dropping::factor(p); }
   };
 
   // ---- A consumer
@@ -1566,7 +1647,7 @@ struct BackwardKeysMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.recomputed();
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
-        flag_keys<Queries::has_mask>(p, tile.sequence, tile.head, tile.first_key / cfg.tile_kv);
+        flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       const float scale[2] = {Role::scale(p), Role::scale(p)};
       write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
                                     scale, here);
@@ -1674,10 +1755,11 @@ struct Smem {
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoScore;
-
+using Tile = DenseKeyTile;
+using Dropping = NoBackwardDropout;
 using Queries = BandQueries<kConfig, Mask, Scoring::masks_query_end>;
 
 FLASHGEN_KERNEL(384, 1) backward_main_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  BackwardKeysMainloop<kConfig, element_t, Params, Smem, DenseKeyTile, Mask, Queries, Scoring>::run(p, base);
+  BackwardKeysMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Queries, Scoring, Dropping>::run(p, base);
 }

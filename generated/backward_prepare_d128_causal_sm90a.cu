@@ -6,10 +6,12 @@
 // plan     tile_q 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 //
-// contents  17  Instructions, one per function: types, device, math.
-//           67  Element types.
-//           98  Streaming tiles between global and shared memory.
-//          112  The kernel: its configuration, parameters and text.
+// contents  19  Instructions, one per function: types, device, math.
+//           75  Element types.
+//          104  What a softmax takes exponentials of.
+//          125  Streaming tiles between global and shared memory.
+//          137  What the backward kernels for Hopper begin with.
+//          287  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -56,6 +58,12 @@ FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
+// The larger of two. If one is NaN, the result is the other.
+FLASHGEN_DEVICE float maximum(float a, float b) {
+  float c;
+  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
@@ -70,6 +78,7 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
 // The widest access of a thread, and the unit of swizzles.
 constexpr i32 kChunkBytes = 16;
@@ -89,11 +98,29 @@ struct Place {
   }
 };
 
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
+
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                  the reference maximum of a row without an allowed key so far
+
+// -L of a row in powers of two: P = exp(score - L) takes one instruction before the exponential. A row that
+// attends to nothing has L = -inf. Such an L counts as +inf, so that P is 0 even where scores are -inf. So
+// does an L that overflows in powers of two. Beyond 2^22 L is rounded up by its rounding error, so that P
+// stays near or below 1.
+FLASHGEN_DEVICE float negate_lse(float lse) {
+  const float excess = maximum(maximum(lse, -lse) - 0x1p22f, 0.0f);
+  const float rounded_up = fused_multiply_add(excess, 0x1p-22f, lse);
+  return lse < -0x1p126f ? -kInfinity : -rounded_up * kLog2E;
+}
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
@@ -107,10 +134,9 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   return chunk;
 }
 
-}  // namespace flashgen
-
-// ---- kernels/backward_prepare.cu.j2
-using namespace flashgen;
+// ---- flashgen/sm90/backward_prepare.cuh
+// What the backward kernels for Hopper begin with: the statistics L and D of the query rows, and workspaces
+// without anything in them.
 
 struct PrepareConfig {
   i32 head_dim_v;
@@ -118,6 +144,148 @@ struct PrepareConfig {
   i32 workspace_floats;
   i32 access_bytes;
 };
+
+// ---- Where the rows of a block's tile of queries lie: the Tile policy
+
+struct DensePreparedTile {
+  Place place;
+
+  template <class Params>
+  FLASHGEN_DEVICE static DensePreparedTile of(const Params&, Place place) {
+    return {place};
+  }
+  // Whether its sequence has so many rows, and how many are used.
+  FLASHGEN_DEVICE static bool exists(i32 /*tile_q*/) { return true; }
+  template <class Params>
+  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
+    return p.len_q;
+  }
+  // From the first row of a tensor, or of row statistics, to that of the sequence.
+  FLASHGEN_DEVICE i64 rows(i64 batch, i64 /*row*/) const { return place.sequence * batch; }
+  template <class Params>
+  FLASHGEN_DEVICE i64 statistics(const Params& p) const {
+    return (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q;
+  }
+  // The number under which workspaces hold what belongs to it.
+  template <class Params>
+  FLASHGEN_DEVICE i64 number(const Params& p, i32 tile_q) const {
+    return place.number(ceil_div(p.len_q, tile_q), p.heads_q);
+  }
+};
+
+// ---- The kernel
+
+// How dQ is summed: in a ring of sums that are cleared, in sums whose first addition stores, or in registers.
+enum class DqSums { ring, in_order, registers };
+
+// `scales`: accumulators of S start at -L / scale. `has_mask`: tiles may have to be repaired. `drops`:
+// accumulators of dP start at -D (1 - p).
+template <PrepareConfig cfg, class T, class Params, i32 threads, class Tile, DqSums sums, bool scales,
+          bool has_mask, bool drops>
+struct BackwardPrepare {
+  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  static constexpr i32 chunks = ceil_div(cfg.head_dim_v, chunk_elements);
+  // Lanes that share a row: a power of two, one chunk each.
+  static constexpr i32 lanes_for(i32 chunks) {
+    i32 lanes = 1;
+    while (lanes < chunks && lanes < kWarpSize) lanes *= 2;
+    return lanes;
+  }
+  static constexpr i32 lanes = lanes_for(chunks), rows_at_once = threads / lanes;
+  // All chunks of a lane are read before the first is summed, and lane t looks after the row of turn t.
+  static constexpr i32 turns = cfg.tile_q / rows_at_once;
+  static_assert(chunks <= lanes && turns <= lanes && cfg.tile_q % rows_at_once == 0);
+
+  FLASHGEN_DEVICE static float element_of(const Vec16& chunk, i32 i) {
+    return to_float(T{static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)))});
+  }
+
+  // No tile of gradients has failed.
+  FLASHGEN_DEVICE static void clear_flags(const Params& p, Place place) {
+    if (place.sequence != 0) return;
+    for (i32 i = (place.head * grid_dim_x() + place.tile) * threads + thread_idx(); i < p.flags;
+         i += p.heads_q * grid_dim_x() * threads)
+      p.failed_tiles[i] = 0;
+  }
+  // Nothing has been given out to be finished, nothing added to this head's dQ, nothing of it finished.
+  FLASHGEN_DEVICE static void clear_counts(const Params& p, Place place) {
+    if (thread_idx() != 0 || place.tile != 0) return;
+    const i32 head = place.sequence * p.heads_q + place.head;
+    if (head == 0) p.head_counts[0] = 0;
+    p.head_counts[1 + 2 * head] = 0;
+    p.head_counts[2 + 2 * head] = 0;
+  }
+  // The sum of dQ of this tile starts at zero.
+  FLASHGEN_DEVICE static void clear_sum(const Params& p, const Tile& tile) {
+    if (tile.place.sequence * p.heads_q + tile.place.head >= p.sum_heads) return;
+    Vec16* const sum =
+        reinterpret_cast<Vec16*>(p.dq_accum + tile.number(p, cfg.tile_q) * cfg.workspace_floats);
+    for (i32 i = thread_idx(); i < cfg.workspace_floats / 4; i += threads)
+      sum[i] = Vec16{.words = {0, 0, 0, 0}};
+  }
+
+  // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
+  FLASHGEN_DEVICE static void write_statistics(const Params& p, const Tile& tile) {
+    const T* const out = p.o + tile.rows(p.o_batch, p.o_row) + tile.place.head * p.o_head;
+    const T* const dout = p.dout + tile.rows(p.dout_batch, p.dout_row) + tile.place.head * p.dout_head;
+    const i32 lane = thread_idx() % lanes, first_row = thread_idx() / lanes;
+    const i32 first_q = tile.place.tile * cfg.tile_q, row = first_row + lane * rows_at_once;
+    const bool is_there = lane < turns, exists = is_there && first_q + row < tile.len_q(p);
+    const i64 number = tile.statistics(p) + first_q + row;
+    const float lse = exists ? p.lse[number] : -kInfinity;
+    const float dlse = exists && p.dlse != nullptr ? p.dlse[number] : 0.0f;
+    Vec16 a[turns], b[turns];
+#pragma unroll
+    for (i32 turn = 0; turn < turns; ++turn) {
+      const i64 q = first_q + first_row + turn * rows_at_once;
+      const i32 column = lane * chunk_elements, valid = q < tile.len_q(p) ? cfg.head_dim_v - column : 0;
+      a[turn] = read_chunk<T, cfg.access_bytes>(out + q * p.o_row + column, valid);
+      b[turn] = read_chunk<T, cfg.access_bytes>(dout + q * p.dout_row + column, valid);
+    }
+    float total = 0.0f;
+#pragma unroll
+    for (i32 turn = 0; turn < turns; ++turn) {
+      float sum = 0.0f;
+#pragma unroll
+      for (i32 i = 0; i < chunk_elements; ++i)
+        sum = fused_multiply_add(element_of(a[turn], i), element_of(b[turn], i), sum);
+#pragma unroll
+      for (i32 distance = lanes / 2; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);
+      if (lane == turn) total = sum;
+    }
+    total -= dlse;
+    if (exists) p.dsum[number] = total;
+    if (!is_there) return;
+    // The probabilities of rows that do not exist, or attend to nothing, are to be 0.
+    float* const stats = p.row_stats + tile.number(p, cfg.tile_q) * (2 * cfg.tile_q);
+    if constexpr (scales) {
+      stats[row] = lse == -kInfinity ? lse : -lse / p.scale;
+    } else {
+      stats[row] = negate_lse(lse);
+    }
+    if constexpr (drops) total /= p.dropout_factor;
+    stats[cfg.tile_q + row] = exists ? -total : 0.0f;
+  }
+
+  FLASHGEN_DEVICE static void run(const Params& p) {
+    const Place place = Place::current();
+    if constexpr (has_mask) clear_flags(p, place);
+    if constexpr (sums == DqSums::ring) clear_counts(p, place);
+    const Tile tile = Tile::of(p, place);
+    if (!tile.exists(cfg.tile_q)) return;
+    write_statistics(p, tile);
+    if constexpr (sums == DqSums::ring) clear_sum(p, tile);
+    // The first tile of keys that adds to it may do so.
+    if constexpr (sums == DqSums::in_order) {
+      if (thread_idx() == 0) p.dq_semaphore[tile.number(p, cfg.tile_q)] = 0;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+// ---- kernels/hopper/backward_prepare.cu.j2
+using namespace flashgen;
 
 using element_t = bfloat16_t;
 
@@ -160,89 +328,12 @@ struct Params {
 };
 static_assert(sizeof(Params) == 144, "the launcher packs Params into 144 bytes");
 
-constexpr i32 kThreads = 256;
-constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
-constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
-
-// Lanes that share a row: a power of two, one chunk each at a time.
-constexpr i32 lanes_for(i32 chunks) {
-  i32 lanes = 1;
-  while (lanes < chunks && lanes < kWarpSize) lanes *= 2;
-  return lanes;
-}
-constexpr i32 kLanes = lanes_for(kChunks);
-constexpr i32 kRowsAtOnce = kThreads / kLanes;
-
-FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
-  if constexpr (kIsFloat<element_t>) {
-    return float_of(chunk.words[i]);
-  } else {
-    return to_float(element_t{static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)))});
-  }
-}
+using Tile = DensePreparedTile;
+constexpr DqSums kSums = DqSums::ring;
+constexpr bool kScales = true;
+constexpr bool kHasMask = true;
+constexpr bool kDrops = false;
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
-  const Place place = Place::current();
-  const i32 first_q = place.tile * kConfig.tile_q;
-
-  // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
-  const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
-  const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
-  const i32 lane = thread_idx() % kLanes;
-  // Lanes that share rows have a chunk of each. All are read before the first is summed, and lane t of them looks
-  // after the row of turn t.
-  constexpr i32 turns = kConfig.tile_q / kRowsAtOnce;
-  static_assert(kChunks <= kLanes && turns <= kLanes && kConfig.tile_q % kRowsAtOnce == 0);
-  const i32 first_row = thread_idx() / kLanes;
-  const i32 row = first_row + lane * kRowsAtOnce;
-  const bool is_there = lane < turns, exists = is_there && first_q + row < p.len_q;
-  const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
-  const float lse = exists ? p.lse[number] : -kInfinity;
-  const float dlse = exists && p.dlse != nullptr ? p.dlse[number] : 0.0f;
-  Vec16 a[turns], b[turns];
-#pragma unroll
-  for (i32 turn = 0; turn < turns; ++turn) {
-    const i64 q = first_q + first_row + turn * kRowsAtOnce;
-    const i32 column = lane * kChunkElements, valid = q < p.len_q ? kConfig.head_dim_v - column : 0;
-    a[turn] = read_chunk<element_t, kConfig.access_bytes>(out + q * p.o_row + column, valid);
-    b[turn] = read_chunk<element_t, kConfig.access_bytes>(dout + q * p.dout_row + column, valid);
-  }
-  float total = 0.0f;
-#pragma unroll
-  for (i32 turn = 0; turn < turns; ++turn) {
-    float sum = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < kChunkElements; ++i)
-      sum = fused_multiply_add(element_of(a[turn], i), element_of(b[turn], i), sum);
-#pragma unroll
-    for (i32 distance = kLanes / 2; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);
-    if (lane == turn) total = sum;
-  }
-  total -= dlse;
-  if (exists) p.dsum[number] = total;
-  if (is_there) {
-    // The probabilities of rows that do not exist, or attend to nothing, are to be 0.
-    float* const stats = p.row_stats + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (2 * kConfig.tile_q);
-    stats[row] = lse == -kInfinity ? lse : -lse / p.scale;
-    stats[kConfig.tile_q + row] = exists ? -total : 0.0f;
-  }
-
-  // No tile of gradients has failed.
-  if (place.sequence == 0) {
-    for (i32 i = (place.head * grid_dim_x() + place.tile) * kThreads + thread_idx(); i < p.flags;
-         i += p.heads_q * grid_dim_x() * kThreads)
-      p.failed_tiles[i] = 0;
-  }
-
-  // The dQ workspace of this tile starts at zero.
-  const i32 head = place.sequence * p.heads_q + place.head;
-  if (thread_idx() == 0 && place.tile == 0) {
-    // Nothing has been given out to be finished, nothing added to this head's dQ, nothing of it finished.
-    if (head == 0) p.head_counts[0] = 0;
-    p.head_counts[1 + 2 * head] = 0;
-    p.head_counts[2 + 2 * head] = 0;
-  }
-  if (head >= p.sum_heads) return;
-  Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
-  for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
+  BackwardPrepare<kConfig, element_t, Params, 256, Tile, kSums, kScales, kHasMask, kDrops>::run(p);
 }

@@ -11,26 +11,29 @@
 // smem     231104 bytes
 // because  the widest tile of keys with two slots
 //
-// contents   41  Instructions, one per function: types, device, math.
-//           125  Element types.
-//           163  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           498  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           547  Tiles as TMA writes them and wgmma reads them.
-//           658  Banded masks.
-//           732  The order in which persistent blocks draw tiles.
-//           768  Where a tile of keys lies, and the queries that attend to it.
-//           778  Probabilities P of transposed scores, and the factor of dS.
-//           807  Streaming tiles between global and shared memory.
-//           820  Writing a warpgroup's results to shared and global memory.
-//           873  What the backward mainloops do with fragments.
-//           891  Finding NaN and infinity.
-//           905  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//           920  The sizes of a forward kernel for Hopper.
-//           943  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1008  A tile of queries, as the producer announces it to the consumers.
-//          1047  Which tile of queries a persistent block computes next.
-//          1080  The backward pass on Hopper, for heads wider than 128.
-//          1444  The kernel: its configuration, parameters and text.
+// contents   44  Instructions, one per function: types, device, math.
+//           128  Element types.
+//           166  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
+//           501  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           550  Tiles as TMA writes them and wgmma reads them.
+//           661  Dropout of probabilities.
+//           676  Dropout of probabilities in the backward pass.
+//           699  Banded masks.
+//           773  The order in which persistent blocks draw tiles.
+//           809  Streaming tiles between global and shared memory.
+//           822  Where a tile of keys lies, and the queries that attend to it.
+//           832  Probabilities P of transposed scores, and the factor of dS.
+//           861  Writing a warpgroup's results to shared and global memory.
+//           914  What the backward mainloops do with fragments.
+//           932  Finding NaN and infinity.
+//           947  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           962  The sizes of a forward kernel for Hopper.
+//           985  A tile of queries, as the producer announces it to the consumers.
+//          1024  Which tile of queries a persistent block computes next.
+//          1057  A tile of queries of the kernel that computes dQ alone.
+//          1088  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1153  The backward pass on Hopper, for heads wider than 128.
+//          1507  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -655,6 +658,44 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
+
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
+
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
+    return {};
+  }
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
+};
+
+// ---- flashgen/sm90/backward_dropping.cuh
+// Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
+//
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
+//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//
+// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
+// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+
+struct NoBackwardDropout : NoDropout {
+  template <i32 queries>
+  using Queries = Kept<queries>;
+
+  template <i32 queries>
+  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
+                                             Thread) {}
+  template <i32 count, class Kept>
+  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+};
+
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
@@ -765,6 +806,19 @@ FLASHGEN_DEVICE void leave_counters(const auto& p) {
   }
 }
 
+// ---- flashgen/stream.cuh
+// Streaming tiles between global and shared memory.
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
 // ---- flashgen/sm90/key_tile.cuh
 // Where a tile of keys lies, and the queries that attend to it: the Sequence policy of the backward kernels
 // that keep keys. A tile is what the producer announces to the other warps.
@@ -802,19 +856,6 @@ struct NoScore {
 #pragma unroll
     for (i32 i = 0; i < keys / 2; ++i) scores[i] = exp2_approx(scores[i] * p.scale_log2);
   }
-};
-
-// ---- flashgen/stream.cuh
-// Streaming tiles between global and shared memory.
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
 // ---- flashgen/strip.cuh
@@ -891,11 +932,12 @@ FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
@@ -913,8 +955,8 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
 // Flags of tiles: of dQ first, for each tile of queries and head, then of dK and dV, for each tile of keys
 // and head. Several warps may flag the same tile. Kernels without a mask have no such parameters.
 template <bool has_mask, class Params>
-FLASHGEN_DEVICE void flag_queries(const Params& p, i32 sequence, i32 head, i32 tile) {
-  if constexpr (has_mask) atomic_or(p.failed_tiles + (sequence * p.heads_q + head) * p.q_tiles + tile, 1u);
+FLASHGEN_DEVICE void flag_queries(const Params& p, i32 tile) {
+  if constexpr (has_mask) atomic_or(p.failed_tiles + tile, 1u);
 }
 
 // ---- flashgen/sm90/forward_config.cuh
@@ -938,71 +980,6 @@ struct ForwardSm90Config {
   bool anchored;
   bool has_lower;
   bool has_upper;
-};
-
-// ---- flashgen/sm90/key_blocks.cuh
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
-// mainloop.
-//
-// The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
-// in order. `left` is how many blocks follow, or 1 if that is not known.
-//
-// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
-// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
-
-// The blocks from the first to the last that some query of the tile may attend to. At least one, because a
-// tile without allowed pairs has results, too.
-template <ForwardSm90Config cfg>
-FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
-  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
-  if (end_q <= tile.first_q) return {0, 1};
-  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
-  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
-}
-
-// A band visits every block of a range, from the last to the first. Producer and consumers each compute it.
-template <ForwardSm90Config cfg, class Mask>
-struct BandBlocks {
-  static constexpr bool has_mask = Mask::is_bounded;
-  static constexpr bool sends_messages = false;
-  struct Message {};
-
-  i32 block;
-  i32 first_block;
-
-  FLASHGEN_DEVICE static Range visited(const auto& p, const auto& tile) {
-    return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
-  }
-
-  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread, const auto& visit) {
-    const Range blocks = visited(p, tile);
-#pragma unroll 1
-    for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
-      visit(block, block - blocks.begin, Message{});
-  }
-
-  FLASHGEN_DEVICE void begin(const auto& p, const auto& tile, const auto&) {
-    const Range blocks = visited(p, tile);
-    block = blocks.end - 1;
-    first_block = blocks.begin;
-  }
-  FLASHGEN_DEVICE void advance(const auto&) { --block; }
-
-  FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
-
-  // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
-  // beyond the last query are computed with the others, but never stored.
-  struct Own {
-    Range some, all;
-  };
-  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
-    const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
-              end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
-    if (end_q <= first_q) return {};
-    const Mask mask = tile.template mask<Mask>(p);
-    return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
-  }
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
 };
 
 // ---- flashgen/sm90/query_tile.cuh
@@ -1077,6 +1054,102 @@ struct DynamicScheduler {
   FLASHGEN_DEVICE void leave() const { leave_counters(p); }
 };
 
+// ---- flashgen/sm90/gradient_tile.cuh
+// A tile of queries of the kernel that computes dQ alone: the forward kernel's (query_tile.cuh), with dO, the
+// statistics and dQ.
+
+struct DenseGradientTile : DenseTile {
+  template <ForwardSm90Config cfg, class Params>
+  using Scheduler = DynamicScheduler<cfg, Params>;
+
+  template <class DOTile, class Params>
+  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
+    dout.load(p.dout_map, barrier, first_q, head, sequence);
+  }
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
+  // used.
+  template <i32 rows, class Params>
+  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
+    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
+    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
+    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
+  }
+  template <class Params>
+  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
+  }
+  // Its number among all tiles.
+  template <i32 tile_q, class Params>
+  FLASHGEN_DEVICE i32 number(const Params& p) const {
+    return (sequence * p.heads_q + head) * p.q_tiles + first_q / tile_q;
+  }
+};
+
+// ---- flashgen/sm90/key_blocks.cuh
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
+// mainloop.
+//
+// The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
+// in order. `left` is how many blocks follow, or 1 if that is not known.
+//
+// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
+// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+
+// The blocks from the first to the last that some query of the tile may attend to. At least one, because a
+// tile without allowed pairs has results, too.
+template <ForwardSm90Config cfg>
+FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
+  const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
+  if (end_q <= tile.first_q) return {0, 1};
+  const Range blocks = mask.key_tiles(tile.first_q, end_q, cfg.tile_kv);
+  return {blocks.begin, larger(blocks.begin + 1, blocks.end)};
+}
+
+// A band visits every block of a range, from the last to the first. Producer and consumers each compute it.
+template <ForwardSm90Config cfg, class Mask>
+struct BandBlocks {
+  static constexpr bool has_mask = Mask::is_bounded;
+  static constexpr bool sends_messages = false;
+  struct Message {};
+
+  i32 block;
+  i32 first_block;
+
+  FLASHGEN_DEVICE static Range visited(const auto& p, const auto& tile) {
+    return visited_blocks<cfg>(tile.template mask<Mask>(p), p, tile);
+  }
+
+  FLASHGEN_DEVICE static void for_each(const auto& p, const auto& tile, Thread, const auto& visit) {
+    const Range blocks = visited(p, tile);
+#pragma unroll 1
+    for (i32 block = blocks.end - 1; block >= blocks.begin; --block)
+      visit(block, block - blocks.begin, Message{});
+  }
+
+  FLASHGEN_DEVICE void begin(const auto& p, const auto& tile, const auto&) {
+    const Range blocks = visited(p, tile);
+    block = blocks.end - 1;
+    first_block = blocks.begin;
+  }
+  FLASHGEN_DEVICE void advance(const auto&) { --block; }
+
+  FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
+
+  // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
+  // beyond the last query are computed with the others, but never stored.
+  struct Own {
+    Range some, all;
+  };
+  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
+              end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
+    if (end_q <= first_q) return {};
+    const Mask mask = tile.template mask<Mask>(p);
+    return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
+  }
+  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
+};
+
 // ---- flashgen/sm90/backward_query_mainloop.cuh
 // The backward pass on Hopper, for heads wider than 128: dQ. backward_keys_mainloop.cuh computes dK and dV.
 //
@@ -1113,28 +1186,8 @@ constexpr ForwardSm90Config kQueryTiles = {.tile_q = cfg.tile_q,
                                            .consumers = cfg.consumers,
                                            .section_heads = cfg.section_heads};
 
-// dO and the statistics of a tile of queries, and where its dQ goes.
-struct DenseGradientTile : DenseTile {
-  template <class DOTile, class Params>
-  FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
-    dout.load(p.dout_map, barrier, first_q, head, sequence);
-  }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
-  template <i32 rows, class Params>
-  FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
-    const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
-    const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
-    bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
-  }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
-    return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
-  }
-};
-
 template <BackwardQueryConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Blocks,
-          class Score>
+          class Score, class Dropping>
 struct BackwardQueryMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_stages & (cfg.k_stages - 1)) == 0 && (cfg.v_stages & (cfg.v_stages - 1)) == 0,
@@ -1240,7 +1293,7 @@ struct BackwardQueryMainloop {
     }
 
     FLASHGEN_DEVICE void run() {
-      const DynamicScheduler<kQueryTiles<cfg>, Params> scheduler{p};
+      typename Tile::template Scheduler<kQueryTiles<cfg>, Params> scheduler{{p}};
       if (elected) {
         prefetch_tensormap(&p.q_map);
         prefetch_tensormap(&p.k_map);
@@ -1336,6 +1389,12 @@ struct BackwardQueryMainloop {
       wgmma_pin(dq);
       shared.k_ring().release(k_at.before(), thread);
     }
+    // Which pairs are kept.
+    FLASHGEN_DEVICE auto draw(const Tile& tile) const {
+      const Thread here = thread.recomputed();
+      return Dropping::template draw<cfg.tile_kv>(p, tile, tile.first_q + (here.warp - 4) * kWarpRows,
+                                                  blocks.block * cfg.tile_kv, here);
+    }
     // Line 8: P_ij = exp(S_ij - L_i), times the slope of the score.
     FLASHGEN_DEVICE void take_scores(Scores& scores, const Tile& tile) {
       wgmma_pin(scores);
@@ -1349,11 +1408,13 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors) {
+    template <class Kept>
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
       if (blocks.is_last()) shared.do_ring().release(q_at, thread);
+      Dropping::drop_gradients(dp, kept, dsum);
 #pragma unroll
       for (i32 i = 0; i < cfg.tile_kv / 4; ++i)
         ds[i / 4][i % 4] = pack(T{}, dp[2 * i] * factors[2 * i], dp[2 * i + 1] * factors[2 * i + 1]);
@@ -1373,6 +1434,7 @@ struct BackwardQueryMainloop {
         // Line 4: dQ_i = 0.
         preset_zero(dq);
         {
+          const auto kept = draw(tile);
           Scores scores, dp;
           issue_scores(scores);
           shared.do_ring().wait_full(q_at);
@@ -1380,14 +1442,15 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         while (!blocks.is_last()) {
           blocks.advance(read);
-          Scores scores, dp;
           // The products queue, so that the wait for dQ overlaps the scores: its operands' registers and slot
-          // are soon free.
+          // are soon free. Pairs are drawn before scores and dP take registers.
           issue_dq();
+          const auto kept = draw(tile);
+          Scores scores, dp;
           issue_scores(scores);
           wgmma_wait<1>();
           take_dq();
@@ -1395,7 +1458,7 @@ struct BackwardQueryMainloop {
           wgmma_wait<1>();
           take_scores(scores, tile);
           wgmma_wait<0>();
-          take_dp(dp, scores);
+          take_dp(dp, scores, kept);
         }
         issue_dq();
         wgmma_wait<0>();
@@ -1410,8 +1473,8 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void store(const Tile& tile) {
       const Thread here = thread.recomputed();
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
-        flag_queries<Blocks::has_mask>(p, tile.sequence, tile.head, tile.first_q / cfg.tile_q);
-      const float scale[2] = {p.scale, p.scale};
+        flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
+      const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
       write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
                                    here);
     }
@@ -1506,10 +1569,11 @@ struct Smem {
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoScore;
-
+using Tile = DenseGradientTile;
+using Dropping = NoBackwardDropout;
 using Blocks = BandBlocks<kQueryTiles<kConfig>, Mask>;
 
 FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  BackwardQueryMainloop<kConfig, element_t, Params, Smem, DenseGradientTile, Mask, Blocks, Scoring>::run(p, base);
+  BackwardQueryMainloop<kConfig, element_t, Params, Smem, Tile, Mask, Blocks, Scoring, Dropping>::run(p, base);
 }

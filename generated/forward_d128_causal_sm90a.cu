@@ -19,24 +19,24 @@
 //           690  S = Q K^T and O += P V of the forward kernel.
 //           756  Rings of slots in shared memory, filled by one side and emptied by the other.
 //           803  Finding NaN and infinity.
-//           831  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//           900  Dropout of probabilities.
-//           917  The sizes of a forward kernel for Hopper.
-//           948  Banded masks.
-//          1038  A tile of queries, as the producer announces it to the consumers.
-//          1087  What a softmax takes exponentials of.
-//          1117  What an online softmax keeps of each row from one tile of keys to the next.
-//          1155  The online softmax of a warpgroup's rows.
-//          1270  Writing a warpgroup's results to shared and global memory.
-//          1290  The results of a tile.
-//          1390  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1456  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1514  The order in which persistent blocks draw tiles.
-//          1550  Which tile of queries a persistent block computes next.
-//          1583  The scheduler.
-//          1651  What happens to products Q K^T before the softmax.
-//          1673  The forward pass on Hopper.
-//          2180  The kernel: its configuration, parameters and text.
+//           832  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//           901  Dropout of probabilities.
+//           918  The sizes of a forward kernel for Hopper.
+//           949  Banded masks.
+//          1039  A tile of queries, as the producer announces it to the consumers.
+//          1088  What a softmax takes exponentials of.
+//          1118  What an online softmax keeps of each row from one tile of keys to the next.
+//          1156  The online softmax of a warpgroup's rows.
+//          1271  Writing a warpgroup's results to shared and global memory.
+//          1291  The results of a tile.
+//          1391  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1457  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1515  The order in which persistent blocks draw tiles.
+//          1551  Which tile of queries a persistent block computes next.
+//          1584  The scheduler.
+//          1652  What happens to products Q K^T before the softmax.
+//          1674  The forward pass on Hopper.
+//          2181  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -817,11 +817,12 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);

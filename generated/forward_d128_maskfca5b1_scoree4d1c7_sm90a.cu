@@ -20,28 +20,28 @@
 //           701  S = Q K^T and O += P V of the forward kernel.
 //           767  Rings of slots in shared memory, filled by one side and emptied by the other.
 //           814  Finding NaN and infinity.
-//           842  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//           911  Dropout of probabilities.
-//           928  The sizes of a forward kernel for Hopper.
-//           959  Banded masks.
-//          1046  A tile of queries, as the producer announces it to the consumers.
-//          1099  What a softmax takes exponentials of.
-//          1130  What an online softmax keeps of each row from one tile of keys to the next.
-//          1168  The online softmax of a warpgroup's rows.
-//          1283  Writing a warpgroup's results to shared and global memory.
-//          1303  The results of a tile.
-//          1403  Walking over the tiles that a mask does not rule out.
-//          1453  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1549  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1607  The order in which persistent blocks draw tiles.
-//          1643  Which tile of queries a persistent block computes next.
-//          1676  The scheduler.
-//          1744  Scores.
-//          1805  What happens to products Q K^T before the softmax.
-//          1853  The forward pass on Hopper.
-//          2358  What the printed text of a mask or score is made of.
-//          2544  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2654  The kernel: its configuration, parameters and text.
+//           843  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//           912  Dropout of probabilities.
+//           929  The sizes of a forward kernel for Hopper.
+//           960  Banded masks.
+//          1047  A tile of queries, as the producer announces it to the consumers.
+//          1100  What a softmax takes exponentials of.
+//          1131  What an online softmax keeps of each row from one tile of keys to the next.
+//          1169  The online softmax of a warpgroup's rows.
+//          1284  Writing a warpgroup's results to shared and global memory.
+//          1304  The results of a tile.
+//          1404  Walking over the tiles that a mask does not rule out.
+//          1454  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1550  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1608  The order in which persistent blocks draw tiles.
+//          1644  Which tile of queries a persistent block computes next.
+//          1677  The scheduler.
+//          1745  Scores.
+//          1806  What happens to products Q K^T before the softmax.
+//          1854  The forward pass on Hopper.
+//          2359  What the printed text of a mask or score is made of.
+//          2545  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2655  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -828,11 +828,12 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-// 0, or NaN if an element of the first of a lane's two rows is not finite. The second row needs no test: 0 *
-// NaN in a product reaches every row of a warp's tile.
+// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
+// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN, or,
+// as rows of V and dO do, a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
-  float zero[2] = {};
+  float zero[2] = {strip[2] * 0.0f, 0.0f};
 #pragma unroll
   for (i32 i = 0; i < count / 2; ++i)
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
