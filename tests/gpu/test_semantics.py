@@ -92,10 +92,11 @@ def test_non_finite_keys_that_no_row_sees_change_nothing(make: Any) -> None:
     poisoned = run()
     assert torch.equal(poisoned[0], clean[0])
     assert torch.equal(poisoned[1], clean[1])
-    # dQ is summed by atomics, in any order.
+    # dQ is summed by atomics, in any order. Hopper computes dK and dV of tiles with non-finite keys by a kernel that
+    # does not round P and dS.
     assert torch.allclose(poisoned[2], clean[2], atol=1e-2, rtol=1e-2)
     for actual, expected in zip(poisoned[3:], clean[3:], strict=True):
-        assert torch.equal(actual[:, :70], expected[:, :70])
+        assert torch.allclose(actual[:, :70], expected[:, :70], atol=1e-2, rtol=1e-2)
         assert (actual[:, 70:] == 0).all()
 
 

@@ -124,7 +124,7 @@ def test_there_is_room_to_announce_and_check_tiles(dims: tuple[int, int], fields
     warps = 4 * int(kernel.constant("consumers"))
     # A barrier, the tiles' numbers, each warp's checks, the list of tiles to repeat, and two counts.
     assert kernel.smem["checks"].bytes == -(-(8 + 4 * 4 + 4 * warps + 4 * 4 + 2 * 4) // 8) * 8
-    assert kernel.smem["tiles"].bytes == 4 * (48 if fields else 16)
+    assert kernel.smem["tiles"].bytes == 4 * (48 if fields else 32)
     assert kernel.smem["tiles"].offset % 16 == 0
 
 
