@@ -18,13 +18,11 @@ import pytest
 from flashgen.plan import plan
 from flashgen.plan.hopper.backward import NARROW_DIMS
 from flashgen.plan.model.plans import KernelPlan
-from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, nameless, products
+from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
 from tests.compile.test_forward_sm90 import CASES, Build, each
 
-#: To these kernels a cap is a number of the call, whatever it is: they are the same text as others.
-SAME = {"modest softcap": "softcap", "modest softcap, causal": "softcap, causal", "high softcap": "softcap, causal"}
 SPECS = {
-    **{name: spec for name, spec in CASES.items() if name not in SAME},
+    **CASES,
     **{f"{name}, ordered": replace(CASES[name], deterministic=True) for name in ("full", "causal", "documents")},
     "dropout, causal": replace(CASES["causal"], dropout=True),
     **{f"packed, {name}": replace(CASES[name], varlen=True) for name in ("full", "causal")},
@@ -154,13 +152,6 @@ def test_dS_of_bf16_is_multiplied_two_elements_at_a_time(dims: tuple[int, int], 
     packed = [line for line in machine_code(kernel) if re.match(r"HMUL2\S*BF16|HFMA2\S*BF16", line)]
     # 64 rows of as many columns as queries, divided among 128 threads.
     assert len(packed) == (int(kernel.constant("tile_q")) // 4 if dtype == "bf16" else 0)
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_what_is_not_compiled_is_the_same_text_as_something_that_is(name: str) -> None:
-    for dims in NARROW_DIMS:
-        assert (dims, SAME[name], "bf16") in BUILDS
-        assert nameless(main(dims, name, "bf16")) == nameless(main(dims, SAME[name], "bf16"))
 
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:

@@ -66,8 +66,12 @@ AMPERE = """
   mma_m16n8k16_batched(bfloat16_t{}, d, r4, r2);
   mma_finish();
   out[1] = float_of(pack(bfloat16_t{}, d[0], d[1]));
+  r4[1] = multiply_halves(select_bytes(r4[1], 0, 0x1404), r4[2]);
 """
 ADA = """
+  u32 halves[2];
+  halves_of(e4m3_t{}, r4[0], halves[0], halves[1]);
+  r4[0] = halves[0] ^ halves[1];
   mma_m16n8k32(e4m3_t{}, d, r4, r2);
   mma_m16n8k32(e5m2_t{}, d, r4, r2);
 """
@@ -104,7 +108,8 @@ WARPGROUP = """
   setmaxnreg_dec<152>();
   setmaxnreg_inc<240>();
   wgmma_pin(accumulators);
-  wgmma_compute_before_wait(accumulators[0], 0);
+  const u32 rounded[1][4] = { {r4[0], r4[1], r4[2], r4[3]} };
+  wgmma_compute_before_wait(rounded, accumulators[0], 0);
   wgmma_fence();
   wgmma_ss<half_t, 64>(accumulators, operand, operand.advanced(32), thread_idx() < 0);
   wgmma_rs<bfloat16_t, 64, Major::mn>(accumulators, r4, operand, true);
@@ -146,7 +151,8 @@ def test_every_architecture_compiles_every_primitive_it_has(source: Source, name
     text = (
         TOP.replace("primitives", "primitives_sm90").replace(
             "#include",
-            '#define WGMMA_SHAPES(shape) shape(64)\n#include "flashgen/primitives_packed.cuh"\n#include',
+            '#define WGMMA_SHAPES(shape) shape(64)\n#include "flashgen/primitives_packed.cuh"\n'
+            '#include "flashgen/primitives_eight_bits.cuh"\n#include',
             1,
         )
         + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n"

@@ -103,8 +103,9 @@ def test_kernels_for_hopper_may_start_before_the_grid_before_it_ends() -> None:
         for mask, score, ordered in product((fg.causal(), MASKS["documents"]), scores, (False, True)):
             made += plan(fg.AttentionSpec(128, mask=mask, score=score, deterministic=ordered), None, arch).kernels
         made += plan(fg.AttentionSpec(128, cache="paged", direction="forward"), None, arch).kernels
-    # Of the kernels for Hopper all may but the first one of a backward pass, which all GPUs share.
+    # Of the kernels for Hopper all may but the first one of a backward pass.
     hopper = {kernel.template for kernel in made if kernel.template.startswith("hopper/")}
+    hopper.remove("hopper/backward_prepare.cu.j2")
     assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == hopper
     assert all(kernel.overlaps_predecessor for kernel in made if kernel.template in hopper)
     assert len({kernel.template for kernel in made}) > 12
