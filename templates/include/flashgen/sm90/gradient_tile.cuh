@@ -48,13 +48,11 @@ struct PackedGradientTile : PackedTile {
   }
   template <class KTile, class Params>
   FLASHGEN_DEVICE void load_k(KTile k, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv)
-        .load(k, p.k_map, barrier, first_key, head_kv);
+    PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv).load(k, p.k_map, barrier, first_key, head_kv);
   }
   template <class VTile, class Params>
   FLASHGEN_DEVICE void load_v(VTile v, const Params& p, u32 barrier, i32 first_key, Thread) const {
-    PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv)
-        .load(v, p.v_map, barrier, first_key, head_kv);
+    PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv).load(v, p.v_map, barrier, first_key, head_kv);
   }
   template <i32 rows_of_part, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
