@@ -21,7 +21,7 @@ from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.operators.library import forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.program import Program, check_tensors, program_named
-from flashgen.torch.replay import RESULTS, CallKey, remember
+from flashgen.torch.replay import RESULTS, CallKey, remember, replayed
 from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_gradients
 from flashgen.torch.tracing.compiled import text_of
 
@@ -89,6 +89,19 @@ def attend_to_cache(
         *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *scales),
     )
     return result
+
+
+def put_into_cache(k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, program: Program) -> None:
+    """Appends k and v to a cache; a call like one before is replayed."""
+    places = cache.seqlens, cache.batch_idx, cache.block_table
+    key: CallKey = (k, k_cache, v_cache, v, *places), ("append", program.rule)
+    if replayed(key) is not None:
+        return
+    if not torch.compiler.is_compiling() and not needs_dispatcher(k, k_cache, v_cache) and not wants_gradients(k, v):
+        part = _put(_kernel(k, v_cache, program, cache.block_table), k_cache, v_cache, k, v, k, cache, None)
+        remember(key, [part], ())
+        return
+    torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text_of(program), places[0], places[1], None, places[2])
 
 
 def _attend(
