@@ -16,7 +16,7 @@ tensors, so no call waits for the GPU. There are no gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,22 @@ def run(
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
     program, captured = program_of(mask, score, q, None, None)
+    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse)
+
+
+def attend_step(
+    step: Step,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    program: Program,
+    captured: Sequence[Any],
+    scale: float | None,
+    out: Any = None,
+    *,
+    return_lse: bool = False,
+) -> Any:
+    """What ``run`` does, for a mask and a score that are a program already."""
     outs, lses = [], []
     for group in step.groups:
         rows = q[group.first : group.last]
@@ -151,19 +167,20 @@ def run(
             rows = rows.unflatten(0, (-1, group.each))
         part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale)
         outs.append(part.flatten(0, 1) if group.each else part)
-        lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
+        if return_lse:
+            lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
     if out is not None:
         for group, part in zip(step.groups, outs, strict=True):
             out[group.first : group.last].copy_(part)
         found = out[: step.num_tokens]
     else:
-        found = _joined(outs, 0, q.new_empty((0, q.shape[1], v_cache.shape[-1])))
-    return (found, _joined(lses, 1, q.new_empty((q.shape[1], 0), dtype=torch.float32))) if return_lse else found
+        found = _joined(outs, 0, (0, q.shape[1], v_cache.shape[-1]), q)
+    return (found, _joined(lses, 1, (q.shape[1], 0), found.float())) if return_lse else found
 
 
-def _joined(parts: list[Any], axis: int, nothing: Any) -> Any:
+def _joined(parts: list[Any], axis: int, shape: tuple[int, ...], like: Any) -> Any:
     if not parts:
-        return nothing
+        return like.new_empty(shape)
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
