@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flashgen.common.checks import is_one_of, is_whole
@@ -54,6 +55,35 @@ def cases(
         for mask in dict.fromkeys(masks)
         for pass_ in dict.fromkeys(passes)
     )
+
+
+def decode_cases(
+    lengths: Sequence[int],
+    head_dims: Sequence[int],
+    *,
+    dtype: str = "bf16",
+    new_tokens: int = 1,
+    batch: int | None = None,
+    heads: int | None = None,
+    heads_kv: int | None = None,
+) -> tuple[Case, ...]:
+    """Steps that generate, with so many keys in the cache of each of ``batch`` sequences, by default 64.
+
+    By default there are 32 heads, and a fourth as many of keys.
+    """
+    heads = 32 if heads is None else heads
+    heads_kv = max(1, heads // 4) if heads_kv is None else heads_kv
+    for name, number, most in (("new_tokens", new_tokens, 63), ("heads_kv", heads_kv, _MOST)):
+        if not is_whole(number, 1, most):
+            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from 1 to {most}")
+    batch = 64 if batch is None else batch
+    found = cases(lengths, head_dims, dtype=dtype, masks=("causal",), batch=batch, heads=heads)
+    if heads % heads_kv:
+        raise ArgumentError(f"heads_kv={heads_kv} does not divide the number of heads; use a divisor of {heads}")
+    if min(lengths) < new_tokens:
+        raise ArgumentError(f"lengths={show(min(lengths))} is less than new_tokens={new_tokens}; use longer ones")
+    # The one new token attends to all keys, which libraries without masks can do.
+    return tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
 
 
 def check_cases(cases: object) -> None:
