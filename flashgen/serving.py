@@ -81,7 +81,8 @@ def plan(
     """Describes a step. ``num_tokens`` and ``max_query_len`` are known on the host; nothing is read from the device.
 
     Where each of the first ``num_decodes`` sequences has ``decode_query_len`` new tokens, these run by the decode
-    kernel, whatever the others have. Without it, all do if ``max_query_len`` is small. ``table_rows`` ``(B,)`` names
+    kernel, whatever the others have. Without it, all do if ``max_query_len`` is small. Such a sequence that pads a
+    batch has as many rows, and no keys. ``table_rows`` ``(B,)`` names
     the row of block_table of each sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With
     ``batch_invariant`` the result of a sequence has the same bits in any batch.
 
@@ -98,9 +99,8 @@ def plan(
         )
     places = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
     groups = []
-    if not num_decodes and count * max_query_len == num_tokens:
-        # No sequence has more than the longest, so all have as many.
-        num_decodes, decode_query_len = count, max_query_len
+    if not num_decodes and max_query_len == 1 and count == num_tokens:
+        num_decodes, decode_query_len = count, 1
     first = num_decodes * decode_query_len
     if first:
         groups.append(Group(0, first, decode_query_len, _cache(places, 0, num_decodes, None, 0, batch_invariant)))
@@ -164,7 +164,7 @@ def attend_step(
     for group in step.groups:
         rows = q[group.first : group.last]
         if group.each:
-            rows = rows.unflatten(0, (-1, group.each))
+            rows = rows.view((group.last - group.first) // group.each, group.each, *rows.shape[1:])
         part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale)
         outs.append(part.flatten(0, 1) if group.each else part)
         if return_lse:

@@ -18,10 +18,11 @@ serving = pytest.importorskip("flashgen.serving")
 HEADS, HEADS_KV, DIM, PAGE, PAGES = 4, 2, 16, 8, 40
 
 
-@pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
-    with fg.torch.emulate_cpu():
-        yield
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A GPU, or the emulator in its place."""
+    with fg.torch.emulate_cpu(), torch.device(request.param):
+        yield request.param
 
 
 @pytest.fixture
@@ -44,10 +45,11 @@ class Engine:
     """Pages, and sequences that own some of them: so many keys before the step, and so many new ones."""
 
     def __init__(self, before: list[int], new: list[int], *, layout: str = "NHD", padding: int = 0) -> None:
-        generator = torch.Generator().manual_seed(sum(before) + 7 * len(new))
+        generator = torch.Generator("cpu").manual_seed(sum(before) + 7 * len(new))
 
         def normal(*shape: int) -> Any:
-            return torch.randn(shape, generator=generator).half()
+            made = torch.randn(shape, generator=generator, device="cpu").half()
+            return made.to(torch.get_default_device())
 
         self.before, self.new, self.tokens = before, new, sum(new)
         shape = (PAGES, PAGE, HEADS_KV, DIM) if layout == "NHD" else (PAGES, HEADS_KV, PAGE, DIM)
@@ -58,7 +60,8 @@ class Engine:
         self.starts = torch.tensor([0, *np.cumsum(new)], dtype=torch.int32)
         self.lengths = torch.tensor([a + b for a, b in zip(before, new, strict=True)], dtype=torch.int32)
         each = -(-int(self.lengths.max()) // PAGE)
-        self.table = torch.randperm(PAGES, generator=generator)[: len(new) * each].view(len(new), each).int()
+        pages = torch.randperm(PAGES, generator=generator, device="cpu")[: len(new) * each]
+        self.table = pages.view(len(new), each).int().to(torch.get_default_device())
         slots = [
             int(self.table[i, j // PAGE]) * PAGE + j % PAGE
             for i, (start, count) in enumerate(zip(before, new, strict=True))
@@ -85,16 +88,17 @@ class Engine:
         for i, (first, last) in enumerate(itertools.pairwise(starts)):
             if first == last:
                 continue
-            arrays = [x.numpy()[None] for x in (self.q[first:last], keys[i], values[i])]
+            arrays = [x.cpu().numpy()[None] for x in (self.q[first:last], keys[i], values[i])]
             exact = fg.oracle.forward(bare, *arrays)
             bounds = fg.oracle.bounds(bare, *arrays, exact=exact)
-            assert fg.oracle.check(out[first:last].numpy()[None], exact[0], bounds.o).ok
-            assert fg.oracle.check(lse[:, first:last].numpy()[None], exact[1], bounds.lse).ok
+            assert fg.oracle.check(out[first:last].cpu().numpy()[None], exact[0], bounds.o).ok
+            assert fg.oracle.check(lse[:, first:last].cpu().numpy()[None], exact[1], bounds.lse).ok
 
 
 STEPS: dict[str, tuple[list[int], list[int], dict[str, Any], list[str]]] = {
     "decode": ([9, 30, 0], [1, 1, 1], {}, ["append", "decode"]),
-    "guesses": ([9, 30, 3], [4, 4, 4], {}, ["append", "decode"]),
+    "guesses": ([9, 30, 3], [4, 4, 4], {"num_decodes": 3, "decode_query_len": 4}, ["append", "decode"]),
+    "guesses in one call": ([9, 30, 3], [4, 4, 4], {}, ["append", "decode", "clear_gaps"]),
     "ragged": ([9, 30, 3], [1, 4, 2], {}, ["append", "decode", "clear_gaps"]),
     "prefill": ([0, 0], [70, 3], {}, ["append", "forward", "clear_gaps"]),
     "chunked prefill": ([20, 16], [70, 3], {}, ["append", "forward", "clear_gaps"]),
@@ -112,7 +116,7 @@ STEPS: dict[str, tuple[list[int], list[int], dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_appends_and_attends(roles: list[str], name: str, layout: str) -> None:
+def test_a_step_appends_and_attends(device: str, roles: list[str], name: str, layout: str) -> None:
     before, new, options, expected = STEPS[name]
     engine = Engine(before, new, layout=layout, padding=3)
     step = engine.plan(**options)
@@ -122,7 +126,8 @@ def test_a_step_appends_and_attends(roles: list[str], name: str, layout: str) ->
         out, lse = serving.run(step, engine.q, engine.k_cache, engine.v_cache, return_lse=True)
         assert out.shape == (engine.tokens, HEADS, DIM)
         engine.check(out, lse)
-    assert roles == expected * 2
+    # Hopper has a kernel of its own for prompts.
+    assert [role.replace("prefill", "forward") for role in roles if role != "combine"] == expected * 2
     for cache, old, rows in zip((engine.k_cache, engine.v_cache), untouched, (engine.k, engine.v), strict=True):
         slots = engine.slots[: engine.tokens]
         old[slots // PAGE, slots % PAGE] = rows[: engine.tokens]
@@ -255,3 +260,29 @@ def test_append_and_run_name_what_they_lack() -> None:
         serving.run(step, engine.q[:1], engine.k_cache, engine.v_cache)
     with pytest.raises(fg.ArgumentError, match=r"k_cache has shape \(40, 8, 2\); it must have rank 4"):
         serving.run(step, engine.q, engine.k_cache[..., 0], engine.v_cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["decode", "guesses", "mixed", "chunked prefill"])
+def test_a_graph_of_a_layer_is_replayed_for_other_steps(name: str) -> None:
+    before, new, options, _ = STEPS[name]
+    first, second = Engine(before, new), Engine([n + 1 if n else 0 for n in before], new)
+    step = first.plan(**options)
+    arrays = first.q, first.k, first.v, first.k_cache, first.v_cache
+
+    def layer() -> Any:
+        serving.append(step, first.k, first.v, first.k_cache, first.v_cache)
+        return serving.run(step, first.q, first.k_cache, first.v_cache, return_lse=True)
+
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = layer()
+    second.plan(**options, into=step)
+    for place, array in zip(arrays, (second.q, second.k, second.v, second.k_cache, second.v_cache), strict=True):
+        place.copy_(array)
+    graph.replay()
+    second.k_cache, second.v_cache = first.k_cache, first.v_cache
+    second.check(out, lse)
+    slots = second.slots[: second.tokens]
+    assert torch.equal(first.k_cache[slots // PAGE, slots % PAGE], second.k[: second.tokens])
