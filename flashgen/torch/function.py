@@ -72,9 +72,10 @@ def call_kernel(
     packed = sequences is not None
     passes = {"gradients": gradients, "deterministic": reproducible, "drops": dropout is not None, "packed": packed}
     named = dict(zip(program.names, captured, strict=True))
-    if not gradients and suits_decode(q, k, drops=dropout is not None, packed=packed):
-        kernel = decode_kernel_for(q, v, program)
-        found = kernel.executor.find_forward(q, k, v, scale, captured=named, cache=ALL_KEYS)
+    if suits_decode(q, k, drops=dropout is not None, packed=packed):
+        decoder = decode_kernel_for(q, v, program)
+        kernel = kernel_for(q, v, program, **passes) if gradients else decoder
+        found = decoder.executor.find_forward(q, k, v, scale, captured=named, cache=ALL_KEYS)
     else:
         kernel = kernel_for(q, v, program, **passes)
         found = kernel.executor.find_forward(q, k, v, scale, None, named, dropout, sequences)

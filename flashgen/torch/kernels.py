@@ -101,9 +101,10 @@ def cached_kernel(
 
 
 def suits_decode(q: Any, k: Any, *, drops: bool = False, packed: bool = False) -> bool:
-    """Whether a call without gradients is one for the decode kernel: few queries that attend to many keys.
+    """Whether the forward pass of a call is one for the decode kernel: few queries that attend to many keys.
 
-    Its keys are then a cache that is full. Each is read once for all query heads that share it.
+    Its keys are then a cache that is full. Each is read once for all query heads that share it. Only shapes decide, so
+    that eager and compiled calls, with and without gradients, have the same bits.
     """
     if drops or packed or q.dtype not in _HALVES or q.dim() != 4 or k.dim() != 4:
         return False
