@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashgen.explanation.drawing import labelled
 from flashgen.explanation.kinds import EMPTY
 
 if TYPE_CHECKING:
-    from flashgen.explanation.model import Explanation
+    from flashgen.plan.model.plans import KernelPlan
 
 #: Rows of one product by tensor cores.
 _ROW_BLOCK = 16
 
 
-def decode_numbers(found: Explanation) -> dict[str, int]:
-    """Bytes of keys and values, tiles of keys, and the most blocks; nothing for other kernels."""
-    kernel = found.forward_kernel
+def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: int, tile_kv: int) -> dict[str, int]:
+    """Bytes of keys and values, tiles of keys, and the most blocks, by kinds of tiles; nothing for other kernels."""
     if kernel is None or kernel.role != "decode":
         return {}
-    visited = (found.kinds != EMPTY).any(axis=0)
+    spec = kernel.spec
+    visited = (kinds != EMPTY).any(axis=0)
     tiles = int(visited.sum())
-    keys = sum(min(found.tile_kv, found.len_kv - i * found.tile_kv) for i in visited.nonzero()[0].tolist())
-    least = int(kernel.constant("least_tiles")) * -(-min(found.len_q, found.tile_q) // _ROW_BLOCK)
-    size = (found.spec.head_dim + found.spec.head_dim_v) * found.spec.element.bytes
+    keys = sum(min(tile_kv, len_kv - i * tile_kv) for i in visited.nonzero()[0].tolist())
+    least = int(kernel.constant("least_tiles")) * -(-min(len_q, int(kernel.constant("tile_q"))) // _ROW_BLOCK)
+    size = (spec.head_dim + spec.head_dim_v) * spec.element.bytes
     return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": max(1, tiles // max(1, least))}
 
 
-def decode_lines(found: Explanation) -> Iterator[str]:
+def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
     """The same in words."""
-    numbers = decode_numbers(found)
     if not numbers:
         return
     size = f"at most {numbers['kv_bytes']} bytes of keys and values of a sequence, for each key/value head"

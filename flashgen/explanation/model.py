@@ -112,6 +112,10 @@ class Explanation:
     def _flops_per_pair(self) -> int:
         return 2 * (self.spec.head_dim + self.spec.head_dim_v)
 
+    @property
+    def _decode_numbers(self) -> dict[str, int]:
+        return decode_numbers(self.forward_kernel, self.kinds, self.len_q, self.len_kv, self.tile_kv)
+
     def _count(self, kind: int) -> int:
         return int((self.kinds == kind).sum())
 
@@ -125,7 +129,7 @@ class Explanation:
         forward = None if self.forward_kernel is None else choice_plain(self.forward_kernel)
         return (
             plain
-            | decode_numbers(self)
+            | self._decode_numbers
             | {
                 "forward_kernel": forward,
                 "backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels],
@@ -187,7 +191,7 @@ class Explanation:
         if self.backward_why_not_fa3 is not None:
             yield labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
         forward = () if self.forward_kernel is None else (self.forward_kernel,)
-        yield from decode_lines(self)
+        yield from decode_lines(self._decode_numbers)
         for kernel in (*forward, *self.backward_kernels):
             yield from wrapped(kernel.role, choice_lines(kernel), self.width)
         for fallback in self.fallbacks:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from flashgen.dtypes import DTYPES
-from flashgen.lab.io import decode, fa1, flash, lineage, standard
+from flashgen.lab.io import decode, flash, lineage, standard
 from flashgen.lab.io.names import shown
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
@@ -20,7 +20,7 @@ _FORWARD: dict[str, _Model] = {
     "lineage/naive.cu.j2": lineage.naive,
     "lineage/grid1d.cu.j2": lineage.grid1d,
     "lineage/grid2d.cu.j2": lineage.grid2d,
-    "lineage/fa1.cu.j2": fa1.forward,
+    "lineage/fa1.cu.j2": lineage.fa1,
     "lineage/standard_rows.cu.j2": standard.rows,
 }
 _BY_ROLE: dict[Role, _Model] = {
