@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import flashgen as fg
+from flashgen import serving
 from flashgen.compat.flash_attn_interface import flash_attn_with_kvcache as fa3
 from flashgen.launch.gpu import GpuTarget
 from flashgen.torch import replay
@@ -59,12 +60,17 @@ def calls() -> dict[str, Callable[[], Any]]:
     lengths = torch.tensor([20, 200], dtype=torch.int32)
     pages, table = [x.view(32, 16, 1, 64) for x in caches], torch.arange(32, dtype=torch.int32).view(2, 16)
     mask, cache = fg.causal(), fg.KVCache(lengths, block_table=table)
+    starts, slots = torch.arange(3, dtype=torch.int32), torch.tensor([20, 200])
+    sizes = {"num_tokens": 2, "max_query_len": 1, "page_size": 16}
+    step, rows = serving.plan(starts, lengths, table, slots, **sizes), [x[:, 0] for x in (token, k, v)]
     both = {"cache_seqlens": lengths, "causal": True}
     return {
         "fg.flash_attn_with_kvcache": lambda: fg.flash_attn_with_kvcache(token, *caches, **both),
         "fg.flash_attn_with_kvcache, a new token": lambda: fg.flash_attn_with_kvcache(token, *caches, k, v, **both),
         "the same, in pages": lambda: fg.flash_attn_with_kvcache(token, *pages, k, v, **both, block_table=table),
         "FlashAttention-3's, a new token in pages": lambda: fa3(token, *pages, k, v, **both, page_table=table),
+        "serving.append": lambda: serving.append(step, rows[1], rows[2], *pages),
+        "serving.run": lambda: serving.run(step, rows[0], *pages),
         "fg.attention, in pages": lambda: fg.attention(token, *pages, mask=mask, cache=cache),
     }
 

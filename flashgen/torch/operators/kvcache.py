@@ -97,11 +97,12 @@ def put_into_cache(k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, p
     key: CallKey = (k, k_cache, v_cache, v, *places), ("append", program.rule)
     if replayed(key) is not None:
         return
-    if not torch.compiler.is_compiling() and not needs_dispatcher(k, k_cache, v_cache) and not wants_gradients(k, v):
-        part = _put(_kernel(k, v_cache, program, cache.block_table), k_cache, v_cache, k, v, k, cache, None)
-        remember(key, [part], ())
+    if torch.compiler.is_compiling() or needs_dispatcher(k, k_cache, v_cache) or wants_gradients(k, v):
+        text, (seqlens, rows, table) = text_of(program), places
+        torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text, seqlens, rows, None, table)
         return
-    torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text_of(program), places[0], places[1], None, places[2])
+    kernel = _kernel(k, v_cache, program, cache.block_table)
+    remember(key, [_put(kernel, k_cache, v_cache, k, v, k, cache, None)], ())
 
 
 def _attend(
