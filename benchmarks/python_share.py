@@ -64,13 +64,19 @@ def calls() -> dict[str, Callable[[], Any]]:
     sizes = {"num_tokens": 2, "max_query_len": 1, "page_size": 16}
     step, rows = serving.plan(starts, lengths, table, slots, **sizes), [x[:, 0] for x in (token, k, v)]
     both = {"cache_seqlens": lengths, "causal": True}
+    pages8, scale = [x.to(torch.float8_e4m3fn) for x in pages], torch.ones(1)
+    scales = {"k_scale": scale, "v_scale": scale.clone()}
+    descales = {"k_descale": scale, "v_descale": scales["v_scale"], "block_table": table}
     return {
         "fg.flash_attn_with_kvcache": lambda: fg.flash_attn_with_kvcache(token, *caches, **both),
         "fg.flash_attn_with_kvcache, a new token": lambda: fg.flash_attn_with_kvcache(token, *caches, k, v, **both),
         "the same, in pages": lambda: fg.flash_attn_with_kvcache(token, *pages, k, v, **both, block_table=table),
+        "the same, in pages of float8": lambda: fg.flash_attn_with_kvcache(token, *pages8, k, v, **both, **descales),
         "FlashAttention-3's, a new token in pages": lambda: fa3(token, *pages, k, v, **both, page_table=table),
         "serving.append": lambda: serving.append(step, rows[1], rows[2], *pages),
         "serving.run": lambda: serving.run(step, rows[0], *pages),
+        "serving.append, in pages of float8": lambda: serving.append(step, rows[1], rows[2], *pages8, **scales),
+        "serving.run, in pages of float8": lambda: serving.run(step, rows[0], *pages8, **scales),
         "fg.attention, in pages": lambda: fg.attention(token, *pages, mask=mask, cache=cache),
     }
 

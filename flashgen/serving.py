@@ -12,12 +12,16 @@ and values lie in pages. Four tensors describe a step, here under vLLM's names:
 
 Caches are ``(pages, page_size, heads_kv, head_dim)`` with any strides whose last one is 1. Only kernels read the
 tensors, so no call waits for the GPU. There are no gradients.
+
+Caches may be in float8 beside 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
+their layer, as in ``flashgen.KVCache``: one number or one for each head, which all sequences share, or with
+``page_scales`` one for each page, or each page and head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +34,7 @@ from flashgen.torch.cached import attend_cached
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.kvcache import put_into_cache
 from flashgen.torch.program import Program, limits_of
+from flashgen.torch.scales import NO_SCALES, Scales, scales_of
 
 __all__ = ["Group", "Step", "append", "plan", "run"]
 
@@ -113,14 +118,25 @@ def plan(
     return step if into is None else _written(step, into)
 
 
-def append(step: Step, k: Any, v: Any, k_cache: Any, v_cache: Any) -> None:
+def append(
+    step: Step,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
+) -> None:
     """Puts the new keys and values of a step, ``(tokens, heads_kv, head_dim)``, into the cache, in place."""
     if step.slots is None:
         raise ArgumentError("the step was planned without slot_mapping and page_size; pass them to plan")
     for name, x, rank in (("k", k, 3), ("v", v, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
+    scales = scales_of(k_scale, v_scale, page_scales)
     for cache, rows in _portions(step.slots, step.num_tokens):
-        put_into_cache(k_cache, v_cache, k[rows, None], v[rows, None], cache, _APPENDING)
+        put_into_cache(k_cache, v_cache, k[rows, None], v[rows, None], cache, _APPENDING, scales)
 
 
 def run(
@@ -134,6 +150,9 @@ def run(
     scale: float | None = None,
     out: Any = None,
     return_lse: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
 ) -> Any:
     """Attention of the step's queries ``(tokens, heads, head_dim)`` to the caches: ``out``, or ``(out, lse)``.
 
@@ -144,7 +163,8 @@ def run(
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
     program, captured = program_of(mask, score, q, None, None)
-    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse)
+    scales = scales_of(k_scale, v_scale, page_scales)
+    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse, scales=scales)
 
 
 def attend_step(
@@ -158,6 +178,7 @@ def attend_step(
     out: Any = None,
     *,
     return_lse: bool = False,
+    scales: Scales = NO_SCALES,
 ) -> Any:
     """What ``run`` does, for a mask and a score that are a program already."""
     outs, lses = [], []
@@ -166,7 +187,7 @@ def attend_step(
         rows = q if is_all else q[group.first : group.last]  # a slice takes a microsecond
         if group.each:
             rows = rows.view((group.last - group.first) // group.each, group.each, *rows.shape[1:])
-        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale)
+        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales)
         outs.append(part.flatten(0, 1) if group.each else part)
         if return_lse:
             lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
@@ -222,7 +243,7 @@ def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
         return
     for first in range(0, count, _MOST_ROWS):
         rows = slice(first, min(first + _MOST_ROWS, count))
-        yield KVCache(slots.seqlens[rows], block_table=slots.block_table[rows]), rows
+        yield replace(slots, seqlens=slots.seqlens[rows], block_table=slots.block_table[rows]), rows
 
 
 def _written(step: Step, into: Step) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_dense, check_flags
 from flashgen.torch.program import Program
 from flashgen.torch.replay import replayed
+from flashgen.torch.scales import NO_SCALES, Scales
 
 
 def check_cached(cache: object, dropout_p: float, sequences: Sequences | None) -> None:
@@ -41,19 +43,19 @@ def attend_cached(
     program: Program,
     captured: Sequence[Any],
     scale: float | None,
-    *,
-    page_scales: bool = False,
+    scales: Scales = NO_SCALES,
 ) -> tuple[Any, Any]:
-    """``(out, lse)``: a call like one before is replayed."""
+    """``(out, lse)``: a call like one before is replayed. ``scales`` take the place of the cache's."""
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
-    counts = cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, page_scales
-    given = q, k, v, *captured, *places, cache.k_scale, cache.v_scale
+    counts = cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, scales.of_pages
+    given = q, k, v, *captured, *places, scales.k, scales.v
     key = given, ("cache", program.rule, scale, len(captured), *counts)
     found = replayed(key)
     if found is not None:
         return found[0], found[1]
     _check(q, k, v, cache)
-    return attend_to_cache(q, k, v, cache, program, captured, scale=scale, page_scales=page_scales, key=key)
+    cache = replace(cache, k_scale=scales.k, v_scale=scales.v)
+    return attend_to_cache(q, k, v, cache, program, captured, scale=scale, page_scales=scales.of_pages, key=key)
 
 
 def _check(q: Any, k: Any, v: Any, cache: KVCache) -> None:

@@ -18,6 +18,7 @@ from flashgen.torch.options import Options, check_dense, check_flags, number_of
 from flashgen.torch.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.program import Program, check_tensors
 from flashgen.torch.replay import CallKey, replayed
+from flashgen.torch.scales import Scales
 from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -84,7 +85,8 @@ def attention(
     if cache is None:
         out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
     else:
-        out, lse = attend_cached(q, k, v, cache, program, captured, scale, page_scales=page_scales)
+        scales = Scales(cache.k_scale, cache.v_scale, page_scales)
+        out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales)
     if layout == "bhsd":
         out = out.transpose(-3, -2)
     return (out, lse) if return_lse else out

@@ -22,6 +22,7 @@ from flashgen.torch.operators.library import forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.program import Program, check_tensors, program_named
 from flashgen.torch.replay import RESULTS, CallKey, remember, replayed
+from flashgen.torch.scales import NO_SCALES, Scales
 from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_gradients
 from flashgen.torch.tracing.compiled import text_of
 
@@ -91,17 +92,28 @@ def attend_to_cache(
     return result
 
 
-def put_into_cache(k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, program: Program) -> None:
-    """Appends k and v to a cache; a call like one before is replayed."""
+def put_into_cache(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    cache: KVCache,
+    program: Program,
+    scales: Scales = NO_SCALES,
+) -> None:
+    """Appends k and v to a cache; a call like one before is replayed. ``scales`` take the place of the cache's."""
+    k_scale, v_scale, page_scales = scales
     places = cache.seqlens, cache.batch_idx, cache.block_table
-    key: CallKey = (k, k_cache, v_cache, v, *places), ("append", program.rule)
+    key: CallKey = (k, k_cache, v_cache, v, *places, k_scale, v_scale), ("append", program.rule, page_scales)
     if replayed(key) is not None:
         return
     if torch.compiler.is_compiling() or needs_dispatcher(k, k_cache, v_cache) or wants_gradients(k, v):
-        text, (seqlens, rows, table) = text_of(program), places
-        torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text, seqlens, rows, None, table)
+        where = {"seqlens": cache.seqlens, "batch_idx": cache.batch_idx, "block_table": cache.block_table}
+        given = {**where, "k_scale": k_scale, "v_scale": v_scale, "page_scales": page_scales}
+        torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text_of(program), **given)
         return
-    kernel = _kernel(k, v_cache, program, cache.block_table)
+    cache = replace(cache, k_scale=k_scale, v_scale=v_scale)
+    kernel = _kernel(k, v_cache, program, cache.block_table, page_scales)
     remember(key, [_put(kernel, k_cache, v_cache, k, v, k, cache, None)], ())
 
 
@@ -173,7 +185,7 @@ def _read(
     return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool = False) -> Kernel:
+def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool) -> Kernel:
     return cached_kernel_for(
         q, v_cache, program, "contiguous" if block_table is None else "paged", page_scales=page_scales
     )
