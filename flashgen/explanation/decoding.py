@@ -24,7 +24,7 @@ def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: in
     tiles = int(visited.sum())
     keys = sum(min(tile_kv, len_kv - i * tile_kv) for i in visited.nonzero()[0].tolist())
     least = int(kernel.constant("least_tiles")) * -(-min(len_q, int(kernel.constant("tile_q"))) // _ROW_BLOCK)
-    size = (spec.head_dim + spec.head_dim_v) * spec.element.bytes
+    size = (spec.head_dim + spec.head_dim_v) * spec.cache_element.bytes
     return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": max(1, tiles // max(1, least))}
 
 

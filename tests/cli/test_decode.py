@@ -29,6 +29,15 @@ def test_a_paged_cache_and_a_token_are_what_is_left_out(flashgen: Any) -> None:
     assert (found["kv_bytes"], found["kv_tiles"], found["most_blocks"]) == (36 * 256, 1, 1)
 
 
+def test_8_bit_keys_take_half_the_bytes(flashgen: Any) -> None:
+    line = "reads   at most 524288 bytes of keys and values of a sequence, for each key/value head"
+    for more in ((), ("--page-scales",)):
+        words = (*WORDS, "--cache-dtype", "e4m3", *more)
+        assert line in flashgen("explain", *words).out.splitlines()
+        checked = json.loads(flashgen("check", *words, "--cases", "4", "--json").out)
+        assert checked["ok"]
+
+
 def test_a_window_reads_its_own_keys(flashgen: Any) -> None:
     found = json.loads(flashgen("explain", *WORDS, "--window", "100,0", "--json").out)
     assert found["kv_bytes"] == 2 * 64 * 256
@@ -117,7 +126,10 @@ def test_a_mask_alone_has_no_decode_kernel() -> None:
     [
         (("--decode", "--backward"), "--decode does not go with --backward and --algorithms"),
         (("--decode", "--algorithms", "fa2"), "--decode does not go with --backward and --algorithms"),
-        (("--new-tokens", "2"), "--heads-kv and --new-tokens are for --decode"),
+        (("--new-tokens", "2"), "--heads-kv, --new-tokens and --cache-dtype are for --decode"),
+        (("--cache-dtype", "e4m3"), "--heads-kv, --new-tokens and --cache-dtype are for --decode"),
+        (("--decode", "--cache-dtype", "e3m4"), "--cache-dtype 'e3m4' is unknown"),
+        (("--decode", "--cache-dtype", "e4m3", "--dtype", "fp32"), "needs 16-bit queries"),
         (("--decode", "--new-tokens", "0"), "--new-tokens 0 is out of range"),
         (("--decode", "--heads-kv", "5"), "--heads-kv 5 does not divide the number of heads"),
     ],

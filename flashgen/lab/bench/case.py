@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import CACHE_DTYPES, DTYPES
 from flashgen.spec import AttentionSpec, causal, full
 from flashgen.spec.attention import CacheKind
 
@@ -33,6 +33,8 @@ class Case:
     #: Queries of each sequence, the last of its positions, where keys and values are a cache; else 0.
     new_tokens: int = 0
     heads_kv: int = 0
+    #: 8-bit elements of flashgen's cache. Keys and values are such numbers, which other libraries read in ``dtype``.
+    cache_dtype: str | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -51,7 +53,7 @@ class Case:
 
     def spec_with(self, cache: CacheKind) -> AttentionSpec:
         """The spec of a problem with a cache."""
-        return replace(self.spec, cache=cache)
+        return replace(self.spec, cache=cache, cache_dtype=self.cache_dtype)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -81,8 +83,17 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V."""
-        return 2 * self.batch * self.len * self.kv_heads * self.head_dim * DTYPES[self.dtype].bytes
+        """Bytes of K and V in ``dtype``."""
+        return self._kv_elements * DTYPES[self.dtype].bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of K and V in flashgen's cache."""
+        return self.kv_bytes if self.cache_dtype is None else self._kv_elements * CACHE_DTYPES[self.cache_dtype].bytes
+
+    @property
+    def _kv_elements(self) -> int:
+        return 2 * self.batch * self.len * self.kv_heads * self.head_dim
 
     @property
     def mask(self) -> str:
@@ -93,7 +104,8 @@ class Case:
     def title(self) -> str:
         """The case without its length, batch size and heads."""
         tokens = f", {self.new_tokens} new tokens, H={self.heads}/{self.kv_heads}" if self.is_decode else ""
-        return f"{'decode' if self.is_decode else self.pass_}, {self.dtype}, D={self.head_dim}, {self.mask}{tokens}"
+        dtype = self.dtype if self.cache_dtype is None else f"{self.dtype}, cache of {self.cache_dtype}"
+        return f"{'decode' if self.is_decode else self.pass_}, {dtype}, D={self.head_dim}, {self.mask}{tokens}"
 
     def __str__(self) -> str:
         heads = "" if self.is_decode else f", H={self.heads}"
@@ -106,7 +118,10 @@ class Case:
         keys = (self.batch, self.len, self.kv_heads, self.head_dim)
         dtype = DTYPES[self.dtype].numpy()
         shapes = (queries, keys, keys, queries)
-        return Inputs(*(random.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes))
+        q, k, v, do = (random.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
+        if self.cache_dtype is not None:
+            k, v = (x.astype(CACHE_DTYPES[self.cache_dtype].numpy()).astype(dtype) for x in (k, v))
+        return Inputs(q, k, v, do)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

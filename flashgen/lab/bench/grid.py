@@ -9,7 +9,7 @@ from typing import TypeVar
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.dtypes import DTYPES
-from flashgen.errors import ArgumentError
+from flashgen.errors import ArgumentError, SpecError
 from flashgen.lab.bench.case import Case, Pass
 from flashgen.spec.attention import MAX_HEAD_DIM
 
@@ -66,10 +66,11 @@ def decode_cases(
     batch: int | None = None,
     heads: int | None = None,
     heads_kv: int | None = None,
+    cache_dtype: str | None = None,
 ) -> tuple[Case, ...]:
     """Steps that generate, with so many keys in the cache of each of ``batch`` sequences, by default 64.
 
-    By default there are 32 heads, and a fourth as many of keys.
+    By default there are 32 heads, and a fourth as many of keys. With ``cache_dtype`` flashgen's cache is in 8 bits.
     """
     heads = 32 if heads is None else heads
     heads_kv = max(1, heads // 4) if heads_kv is None else heads_kv
@@ -83,7 +84,14 @@ def decode_cases(
     if min(lengths) < new_tokens:
         raise ArgumentError(f"lengths={show(min(lengths))} is less than new_tokens={new_tokens}; use longer ones")
     # The one new token attends to all keys, which libraries without masks can do.
-    return tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
+    found = tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
+    made = tuple(replace(case, cache_dtype=cache_dtype) for case in found)
+    for case in made:
+        try:
+            case.spec_with("paged")
+        except SpecError as error:
+            raise ArgumentError(str(error)) from None
+    return made
 
 
 def check_cases(cases: object) -> None:

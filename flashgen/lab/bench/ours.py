@@ -45,11 +45,13 @@ def _decode(kind: CacheKind, arch: Arch | None, case: Case, inputs: Inputs, devi
     except (PlanError, CompileError) as error:
         raise RefusedError(str(error)) from error
     k, v, table = inputs.k, inputs.v, None
-    if kind == "paged":
-        each = -(-case.len // _PAGE_SIZE)
-        order = np.random.default_rng(case.len).permutation(case.batch * each).astype(np.int32)
-        k, v = (device.put(_in_pages(np.asarray(device.get(x)), order)) for x in (k, v))
-        table = device.put(order.reshape(case.batch, each))
+    if kind == "paged" or case.cache_dtype is not None:
+        k, v = (np.asarray(device.get(x)).astype(kernel.plan.spec.cache_element.numpy()) for x in (k, v))
+        if kind == "paged":
+            each = -(-case.len // _PAGE_SIZE)
+            order = np.random.default_rng(case.len).permutation(case.batch * each).astype(np.int32)
+            k, v, table = _in_pages(k, order), _in_pages(v, order), device.put(order.reshape(case.batch, each))
+        k, v = device.put(k), device.put(v)
     cache = KVCache(device.put(np.full(case.batch, case.len, np.int32)), block_table=table)
     return lambda: kernel(inputs.q, k, v, cache=cache)[:1]
 

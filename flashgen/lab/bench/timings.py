@@ -37,7 +37,7 @@ class Row:
     @property
     def gbps(self) -> float:
         """Bytes of keys and values by the time, in GB/s: what bounds a step that generates."""
-        return self.case.kv_bytes / self.timing.ms / 1e6
+        return (self.case.kv_bytes if self.peer else self.case.cache_bytes) / self.timing.ms / 1e6
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as for JSON."""
@@ -53,6 +53,7 @@ class Row:
             "heads": c.heads,
             "heads_kv": c.kv_heads,
             "new_tokens": c.new_tokens,
+            "cache_dtype": c.cache_dtype,
             "gbps": self.gbps,
             "ms": self.timing.ms,
             "tflops": self.tflops,

@@ -169,6 +169,8 @@ def _in_cache(spec: AttentionSpec, k: Any, v: Any) -> tuple[Any, Any, KVCache]:
 
     batch, length = k.shape[:2]
     seqlens = np.full(batch, length, np.int32)
+    if spec.cache_dtype:
+        k, v = (x.astype(spec.cache_element.numpy()) for x in (k, v))
     if spec.cache == "contiguous":
         return k, v, KVCache(seqlens)
     each = -(-length // _PAGE_SIZE)
@@ -179,7 +181,8 @@ def _in_cache(spec: AttentionSpec, k: Any, v: Any) -> tuple[Any, Any, KVCache]:
         return padded.reshape(batch * each, _PAGE_SIZE, *x.shape[2:])
 
     table = np.arange(batch * each, dtype=np.int32).reshape(batch, each)
-    return pages(k), pages(v), KVCache(seqlens, block_table=table)
+    scale = np.ones(batch * each, np.float32) if spec.page_scales else None
+    return pages(k), pages(v), KVCache(seqlens, block_table=table, k_scale=scale, v_scale=scale)
 
 
 def _kernel_io(attention: AttentionPlan, launch: LaunchTraffic) -> KernelIO:

@@ -45,6 +45,9 @@ def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
     """Whether a call of these sizes runs by the decode kernel."""
     if not attention.has("decode"):
         return False
+    if attention.spec.cache_dtype:
+        # No other kernel reads 8-bit keys.
+        return True
     return prefers_decode(attention.kernel("decode"), sizes.problem, batch_invariant=False)
 
 
@@ -76,8 +79,8 @@ def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
     looks = FLOAT_BYTES * _LANES_PER_ROW * int(kernel.constant("warps"))
     reads = {
         "Q": queries * spec.head_dim * sizes.item,
-        "K": keys * spec.head_dim * sizes.item,
-        "V": keys * spec.head_dim_v * sizes.item,
+        "K": keys * spec.head_dim * spec.cache_element.bytes,
+        "V": keys * spec.head_dim_v * spec.cache_element.bytes,
     }
     writes = {"O": sizes.o, "LSE": sizes.row_floats}
     if rows:

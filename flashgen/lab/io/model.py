@@ -19,7 +19,9 @@ from flashgen.plan.model.plans import Pass
 from flashgen.spec import AttentionSpec, Schedule
 
 _MOST = 2**30
-DECODE_NOTE = "keys and values move once for all query heads that share them; {}; the table of pages is left out"
+DECODE_NOTE = (
+    "keys and values move once for all query heads that share them; {}; the table of pages and scales are left out"
+)
 NOTE = "each array as the kernels of this plan move it; a reduction counts once; tile counters and flags are left out"
 
 

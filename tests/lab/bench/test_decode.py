@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_caches_of_both_kinds_are_right(new_tokens: int) -> None:
     assert "GB/s" in str(timings)
 
 
+@pytest.mark.parametrize("cache_dtype", ["e4m3", "e5m2"])
+def test_8_bit_caches_hold_the_numbers_that_peers_read(cache_dtype: str) -> None:
+    (case,) = decode_cases((70,), (16,), dtype="fp16", cache_dtype=cache_dtype, **SIZES)
+    (wide,) = decode_cases((70,), (16,), dtype="fp16", **SIZES)
+    assert not np.array_equal(case.inputs().k, wide.inputs().k)
+    timings = time_attention((case, wide), decoders(), HostDevice(), effort=Effort(1, 1.0))
+    assert not timings.wrong, str(timings)
+    assert [row.algorithm for row in timings.rows] == ["contiguous", "pages of 64"] * 2
+    assert f"decode, fp16, cache of {cache_dtype}, D=16" in str(timings)
+    ours, *_, last = timings.rows
+    assert ours.gbps == pytest.approx(2 * 2 * 70 * 2 * 16 / ours.timing.ms / 1e6)
+    assert last.gbps == pytest.approx(2 * 2 * 70 * 2 * 16 * 2 / last.timing.ms / 1e6)
+    peer = replace(ours, peer=True)
+    assert peer.gbps == pytest.approx(2 * ours.gbps)
+    assert [row.as_dict()["cache_dtype"] for row in (ours, last)] == [cache_dtype, None]
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("new_tokens", [1, 3])
 def test_peers_attend_to_the_same_keys(new_tokens: int) -> None:
@@ -68,6 +86,7 @@ def test_peers_attend_to_the_same_keys(new_tokens: int) -> None:
         ({"heads_kv": 0}, "heads_kv=0"),
         ({"new_tokens": 41}, "lengths=40"),
         ({"batch": 0}, "batch=0"),
+        ({"cache_dtype": "e3m4"}, "cache_dtype='e3m4'"),
     ],
 )
 def test_a_wrong_size_is_named(changes: dict[str, Any], named: str) -> None:

@@ -40,6 +40,19 @@ def test_the_model_is_what_the_emulator_counts(call: tuple[Any, ...]) -> None:
     assert found.error < 0.06
 
 
+@pytest.mark.parametrize("len_q", [1, 100])
+@pytest.mark.parametrize("fields", [{"cache_dtype": "e4m3"}, {"cache_dtype": "e5m2", "page_scales": True}], ids=str)
+def test_8_bit_keys_are_counted_as_such(len_q: int, fields: dict[str, Any]) -> None:
+    spec = spec_of("paged", fg.causal(), **fields)
+    found = fg.lab.count_io(spec, len_q, 500, heads=4, heads_kv=2)
+    (counted,), (model,) = found.counted.kernels, found.model.kernels
+    assert counted.name == model.name == "decode"
+    assert {name: count for name, count in counted.reads.items() if name != "counters and flags"} == model.reads
+    wide = fg.lab.io_model(spec_of("paged", fg.causal()), 1, 500, heads=4, heads_kv=2)["plan"].kernels[0]
+    row_tiles = -(-len_q * 2 // 64)
+    assert 2 * model.reads["K"] == 2 * counted.reads["K"] == row_tiles * wide.reads["K"]
+
+
 def test_keys_and_values_move_once_for_all_heads_that_share_them() -> None:
     spec = spec_of("paged", fg.causal())
     model = fg.lab.io_model(spec, 1, 4096, batch=8, heads=32, heads_kv=8)

@@ -61,6 +61,15 @@ def bench(
         int | None,
         Option("--heads-kv", help="With --decode: heads of keys; default --heads / 4.", rich_help_panel=WHAT),
     ] = None,
+    cache_dtype: Annotated[
+        str | None,
+        Option(
+            "--cache-dtype",
+            help="With --decode: flashgen's cache is in 8 bits.",
+            metavar="e4m3|e5m2",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     backward: Annotated[bool, Option("--backward", help="Time the backward pass, too.", rich_help_panel=WHAT)] = False,
     batch: Annotated[
         int | None,
@@ -97,13 +106,14 @@ def bench(
         raise UsageError("--rounds takes 1 to 1000, and --milliseconds 1 to 1000000")
     if decode and (backward or algorithms is not None):
         raise UsageError("--decode does not go with --backward and --algorithms; leave these out")
-    if not decode and (heads_kv is not None or new_tokens != 1):
-        raise UsageError("--heads-kv and --new-tokens are for --decode; add it, or leave them out")
+    if not decode and (heads_kv is not None or new_tokens != 1 or cache_dtype is not None):
+        raise UsageError("--heads-kv, --new-tokens and --cache-dtype are for --decode; add it, or leave them out")
     with arguments_are_options():
         sizes = parse_lengths(lengths), parse_numbers("head_dims", head_dims)
         how: dict[str, Any] = {"dtype": dtype, "batch": batch, "heads": heads}
         if decode:
-            wanted = decode_cases(*sizes, **how, new_tokens=new_tokens, heads_kv=heads_kv)
+            how |= {"new_tokens": new_tokens, "heads_kv": heads_kv, "cache_dtype": cache_dtype}
+            wanted = decode_cases(*sizes, **how)
         else:
             how["masks"] = [word.strip() for word in masks.split(",")]
             wanted = cases(*sizes, **how, passes=("forward", "backward") if backward else ("forward",), tokens=tokens)
