@@ -10,6 +10,7 @@ from flashgen import lab as lab
 from flashgen import oracle as oracle
 from flashgen import plan as plan
 from flashgen import render as render
+from flashgen import serving as serving
 from flashgen import spec as spec
 from flashgen import torch as torch
 from flashgen.api import Kernel as Kernel

@@ -64,6 +64,10 @@ def kernel_options(
         str | None, _option(SPEC, "--cache-dtype", "8-bit keys and values in the cache.", "e4m3|e5m2")
     ] = None,
     page_scales: Annotated[bool, _option(SPEC, "--page-scales", "Each page of the cache has a scale.")] = False,
+    decode: Annotated[
+        bool,
+        _option(SPEC, "--decode", "Steps of few new tokens, by the decode kernel; --cache is paged if it is left out."),
+    ] = False,
     spec: Annotated[Path | None, _option(SPEC, "--spec", "Read the spec from a file instead.", "FILE.toml")] = None,
     tile_q: Annotated[int | None, _option(SCHEDULE, "--tile-q", "Query rows per block.")] = None,
     tile_kv: Annotated[int | None, _option(SCHEDULE, "--tile-kv", "Keys per step.")] = None,
@@ -157,6 +161,7 @@ def kernel_options(
             "warps": backward_warps,
         },
         arch_names=arch or [],
+        decode=decode,
     )
 
 

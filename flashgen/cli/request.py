@@ -26,6 +26,20 @@ class Request:
     spec: AttentionSpec
     schedule: Schedule | None = None
     archs: tuple[Arch, ...] = ()
+    #: Whether it is about calls with few new tokens and a cache.
+    decode: bool = False
+
+
+#: New tokens, and keys, where a command about decode names none.
+DECODE_TOKENS, DECODE_KEYS = 1, 4096
+
+
+def decode_lengths(request: Request, len_q: int | None, len_kv: int | None, default: int = 1024) -> tuple[int, int]:
+    """Queries and keys: those given, else usual ones."""
+    if request.decode:
+        return DECODE_TOKENS if len_q is None else len_q, DECODE_KEYS if len_kv is None else len_kv
+    queries = len_q if len_q is not None else len_kv if len_kv is not None else default
+    return queries, queries if len_kv is None else len_kv
 
 
 @dataclass(slots=True)
@@ -56,22 +70,28 @@ def make_request(
     forward: dict[str, Any],
     backward: dict[str, Any],
     arch_names: Iterable[str],
+    *,
+    decode: bool = False,
 ) -> Request:
     """A request from options by their Python names, unset ones None, False or empty."""
     violations = Violations()
     from_file = Schedule()
     spec: AttentionSpec | None = None
     if spec_file is None:
+        if decode:
+            spec_options = {**spec_options, "cache": spec_options["cache"] or "paged", "forward_only": True}
         spec = _spec_from_options(violations, **spec_options)
     else:
         loaded = violations.attempt(lambda: _spec_from_file(spec_file, spec_options))
         if loaded is not None:
             spec, from_file = loaded
+            if decode and not spec.cache:
+                violations.found.append(f"--decode needs a cache; write cache = 'paged' into {spec_file}")
     schedule = _schedule(violations, from_file, forward, backward)
     archs = [violations.attempt(lambda name=name: get_arch(name)) for name in arch_names]  # type: ignore[misc]
     violations.check()
     assert spec is not None
-    return Request(spec, schedule, tuple(dict.fromkeys(a for a in archs if a is not None)))
+    return Request(spec, schedule, tuple(dict.fromkeys(a for a in archs if a is not None)), decode)
 
 
 def _spec_from_file(path: Path, spec_options: dict[str, Any]) -> tuple[AttentionSpec, Schedule]:

@@ -38,6 +38,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Any = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    batch_invariant: bool = False,
     k_descale: Any = None,
     v_descale: Any = None,
     page_scales: bool = False,
@@ -52,8 +54,8 @@ def flash_attn_with_kvcache(
 
     A cache may be ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``, beside 16-bit q, k and v. Its elements are then
     multiplied by ``k_descale`` and ``v_descale``, and new ones divided by them: float32 of shape ``()``, ``(1,)``,
-    ``(Hk,)`` or ``(B, Hk)``, or with ``page_scales=True`` ``(pages,)`` or ``(pages, Hk)``. flash-attn 2 has none of
-    these three arguments.
+    ``(Hk,)`` or ``(B, Hk)``, or with ``page_scales=True`` ``(pages,)`` or ``(pages, Hk)``. ``batch_invariant`` is that
+    of ``flashgen.KVCache``. flash-attn 2 has none of these four arguments.
     """
     if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
         flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
@@ -62,8 +64,8 @@ def flash_attn_with_kvcache(
         cache_seqlens = lengths_of(cache_seqlens, q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes, k_descale, v_descale
-    rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
-    key = given, (*rules, page_scales)
+    how = num_splits, batch_invariant, page_scales, return_softmax_lse
+    key = given, ("kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, *how)
     found = replayed(key)
     if found is not None:
         return (found[0], found[1]) if return_softmax_lse else found[0]
@@ -74,7 +76,7 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
-        cache=cache_of(q, *places, num_splits, k_scale=k_descale, v_scale=v_descale),
+        cache=cache_of(q, *places, num_splits, None, None, None, batch_invariant, k_descale, v_descale),
         page_scales=page_scales,
         scale=softmax_scale,
         causal=causal,
@@ -230,16 +232,15 @@ def cache_of(
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
     cu_seqlens_k: Any = None,
-    *,
+    batch_invariant: bool = False,
     k_scale: Any = None,
     v_scale: Any = None,
 ) -> KVCache:
     """Where the keys of each sequence lie."""
     longest = 0 if cu_seqlens_q is None else whole(max_seqlen_q) or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
-    of_queries = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": longest}
-    more = {**of_queries, "cu_seqlens_k": cu_seqlens_k, "k_scale": k_scale, "v_scale": v_scale}
-    return KVCache(*places, num_splits=num_splits, **more)
+    of_queries = cu_seqlens_q, longest
+    return KVCache(*places, 0, num_splits, *of_queries, cu_seqlens_k, batch_invariant, k_scale, v_scale)
 
 
 def rotary_of(

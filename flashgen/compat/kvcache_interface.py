@@ -45,6 +45,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    batch_invariant: bool = False,
     page_scales: bool = False,
 ) -> Any:
     """flash-attn 2's function with FlashAttention-3's arguments; ``page_table`` is its ``block_table``.
@@ -55,8 +57,9 @@ def flash_attn_with_kvcache(
     ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
     own. ``k_descale`` and ``v_descale`` are for caches in float8 beside 16-bit q, as in flash-attn 2's function here.
-    ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
-    here.
+    ``scheduler_metadata`` is that of ``get_scheduler_metadata``, or None. ``pack_gqa`` and ``sm_margin`` say how that
+    library is to compute, and mean nothing here. That library lacks ``batch_invariant``, which is that of
+    ``flashgen.KVCache``, and ``page_scales``.
     """
     _refuse(qv, q_descale)
     if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
@@ -68,8 +71,8 @@ def flash_attn_with_kvcache(
     scales = k_descale, v_descale
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q, *scales
     masking = causal, window_size, attention_chunk, softcap
-    rules = "FA3 kvcache", softmax_scale, *masking, rotary_interleaved, num_splits, max_seqlen_q, return_softmax_lse
-    key = given, (*rules, page_scales)
+    how = num_splits, batch_invariant, page_scales, max_seqlen_q, return_softmax_lse
+    key = given, ("FA3 kvcache", softmax_scale, *masking, rotary_interleaved, *how)
     starts_new = None if k is None else cu_seqlens_k_new
     found = replayed(key) if starts_new is None else None
     if found is not None:
@@ -81,7 +84,7 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, rotary_seqlens),
-        cache=cache_of(q, *places, num_splits, cu_seqlens_q, max_seqlen_q, k_scale=k_descale, v_scale=v_descale),
+        cache=cache_of(q, *places, num_splits, cu_seqlens_q, max_seqlen_q, None, batch_invariant, *scales),
         page_scales=page_scales,
         scale=softmax_scale,
         causal=causal,

@@ -1,4 +1,4 @@
-"""What FlashAttention-3 has beside attention: results of parts of the keys combined, and calls planned ahead."""
+"""What FlashAttention-3 has beside attention: results of parts of the keys combined, and kernels prepared ahead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import check_tensors
+from flashgen.compat.arguments import check_tensors, chunk_of, limits_of
 from flashgen.errors import ArgumentError
+from flashgen.spec.attention import CacheKind
+from flashgen.torch.kernels import cached_kernel, can_build
+from flashgen.torch.sdpa.forms import Form, program_for
+
+#: Head dims, element type, form, kind of cache, device, the cache's element type and whether its pages have scales: of
+#: the kernels that are loaded.
+_Kind = tuple[int, int, torch.dtype, Form, CacheKind, int, torch.dtype | None, bool]
+_prepared: set[_Kind] = set()
 
 
 def flash_attn_combine(out_partial: Any, lse_partial: Any, out: Any = None, out_dtype: Any = None) -> tuple[Any, Any]:
@@ -63,5 +71,32 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-) -> None:
-    """None, which is what ``scheduler_metadata`` may be: nothing about a call is planned on the GPU ahead of it."""
+    *,
+    cache_dtype: Any = None,
+    page_scales: bool = False,
+) -> Any:
+    """An int32 tensor without elements, to be passed as ``scheduler_metadata``.
+
+    The kernels of such calls are built and loaded, so that a CUDA graph can capture a call right away. How keys are
+    split needs no preparation: the kernel computes that from the lengths on the device. With ``has_softcap`` nothing is
+    built, because the cap is not among the arguments. FlashAttention-3 lacks ``cache_dtype`` and ``page_scales``, which
+    are for caches in float8 beside queries of ``qkv_dtype``.
+    """
+    check_tensors(cache_seqlens=cache_seqlens)
+    if not has_softcap:
+        form = Form(*limits_of(causal, window_size), chunk_of(attention_chunk))
+        pages: CacheKind = "contiguous" if page_size is None else "paged"
+        of_cache = pages, cache_seqlens.get_device(), cache_dtype, page_scales
+        _prepare((headdim, headdim_v or headdim, qkv_dtype, form, *of_cache))
+    return cache_seqlens.new_empty(0, dtype=torch.int32)
+
+
+def _prepare(kind: _Kind) -> None:
+    """Builds and loads kernels, once."""
+    dim, dim_v, dtype, form, pages, device, cache_dtype, page_scales = kind
+    if kind in _prepared or not can_build(device):
+        return
+    program, _ = program_for(form, ())
+    kernel = cached_kernel(dim, dim_v, dtype, program, pages, device, cache_dtype, page_scales=page_scales)
+    kernel.warmup(None if device < 0 else device)
+    _prepared.add(kind)

@@ -38,6 +38,7 @@ def explain(
     width: int = 80,
     arch: str | Arch | None = None,
     schedule: Schedule | None = None,
+    decode: bool = False,
 ) -> Explanation:
     """Which tiles of one head's score matrix a spec's mask skips; nothing is evaluated pair by pair.
 
@@ -46,6 +47,9 @@ def explain(
     ``arch`` and ``schedule``. ``arch=None`` means the current GPU's, as for ``build``; without a GPU it means sm_80.
     The explanation names the kernels that may take the forward kernel's place. ``captured`` gives tensors by name in
     place of those that the mask was made with.
+
+    ``decode=True`` explains the decode kernel of a spec with a cache: what it reads of each key/value head, and among
+    how many blocks it can split that.
     """
     if schedule is not None and not isinstance(schedule, Schedule):
         raise SpecError(f"schedule={show(schedule)} is not a Schedule; write Schedule(tile_q=128), or leave it out")
@@ -54,7 +58,10 @@ def explain(
             f"tile={show(tile)} is not a pair of queries and keys; write tile=(64, 64), or leave it out"
         )
     arch = get_arch(arch) if arch is not None else _arch_here()
-    kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
+    if decode:
+        kernel: KernelPlan | None = _decode(spec, schedule, arch)
+    else:
+        kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
     backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
     main = backward[0] if backward else None
     if not isinstance(spec, AttentionSpec):
@@ -97,12 +104,12 @@ def explain(
         query_end=text(rule.query_end),
         closed=rule.hull_exact,
         algorithm=kernel.algorithm if kernel else "",
-        why_not_fa3=why_not_fa3(kernel) if kernel else None,
+        why_not_fa3=why_not_fa3(kernel) if kernel and not decode else None,
         backward_algorithm=main.algorithm if main else "",
         backward_why_not_fa3=why_not_fa3(main) if main else None,
         forward_kernel=kernel,
         backward_kernels=backward,
-        fallbacks=() if kernel is None else _fallbacks(kernel, spec, schedule, arch),
+        fallbacks=() if kernel is None or decode else _fallbacks(kernel, spec, schedule, arch),
         width=width,
     )
 
@@ -119,6 +126,17 @@ def _arch_here() -> Arch:
 def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> KernelPlan:
     """The forward kernel that the plan begins with."""
     return plan(replace(spec, direction="forward"), schedule, arch).forward
+
+
+def _decode(spec: object, schedule: Schedule | None, arch: Arch) -> KernelPlan:
+    """The decode kernel of a spec with a cache."""
+    attention = plan(spec, schedule, arch) if isinstance(spec, AttentionSpec) and spec.cache else None
+    if attention is None or not attention.has("decode"):
+        raise ArgumentError(
+            "decode=True needs a spec that has a decode kernel; use AttentionSpec(cache='paged') or 'contiguous' in "
+            "bf16 or fp16, without a schedule, for sm_80 or later"
+        )
+    return attention.kernel("decode")
 
 
 def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[Fallback, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
 from flashgen.common.html import element, markup
+from flashgen.explanation.decoding import decode_lines, decode_numbers
 from flashgen.explanation.drawing import flop, labelled, percent, text_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
 from flashgen.explanation.svg import COLORS, Bins, tile_map
@@ -111,6 +112,10 @@ class Explanation:
     def _flops_per_pair(self) -> int:
         return 2 * (self.spec.head_dim + self.spec.head_dim_v)
 
+    @property
+    def _decode_numbers(self) -> dict[str, int]:
+        return decode_numbers(self.forward_kernel, self.kinds, self.len_q, self.len_kv, self.tile_kv)
+
     def _count(self, kind: int) -> int:
         return int((self.kinds == kind).sum())
 
@@ -122,14 +127,18 @@ class Explanation:
         kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
         plain = {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
         forward = None if self.forward_kernel is None else choice_plain(self.forward_kernel)
-        return plain | {
-            "forward_kernel": forward,
-            "backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels],
-            "fallbacks": [
-                {"when": each.when, "algorithm": each.kernel.algorithm, **choice_plain(each.kernel)}
-                for each in self.fallbacks
-            ],
-        }
+        return (
+            plain
+            | self._decode_numbers
+            | {
+                "forward_kernel": forward,
+                "backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels],
+                "fallbacks": [
+                    {"when": each.when, "algorithm": each.kernel.algorithm, **choice_plain(each.kernel)}
+                    for each in self.fallbacks
+                ],
+            }
+        )
 
     def __str__(self) -> str:
         lines = [*self._work_lines(), *self._kernel_lines()]
@@ -182,6 +191,7 @@ class Explanation:
         if self.backward_why_not_fa3 is not None:
             yield labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
         forward = () if self.forward_kernel is None else (self.forward_kernel,)
+        yield from decode_lines(self._decode_numbers)
         for kernel in (*forward, *self.backward_kernels):
             yield from wrapped(kernel.role, choice_lines(kernel), self.width)
         for fallback in self.fallbacks:

@@ -13,6 +13,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from flashgen.errors import ArgumentError
+from flashgen.integrations.fixed_caches import attend_to_fixed, is_lengths, lengths_of, whole_mask
+from flashgen.integrations.paged import OPTIONS, PagedCall, accept, attend_to_pages, is_paged
 from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
 from flashgen.torch.options import Options
@@ -43,6 +45,7 @@ def register(name: str = NAME) -> None:
         )
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, make_mask)
+    accept(name)
 
 
 def make_mask(
@@ -58,7 +61,8 @@ def make_mask(
     """What ``attention`` is given as its ``attention_mask``.
 
     None, or per key a bool (may be attended to) or an integer (its document), leave causality and windows to
-    the layer. With four dimensions, of which some may be 1, it is the whole mask.
+    the layer. With four dimensions, of which some may be 1, it is the whole mask, or the lengths in a cache of fixed
+    size.
     """
     whole = {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
     if mask_function is masking_utils.bidirectional_mask_function:
@@ -68,7 +72,12 @@ def make_mask(
     if not known and not torch.compiler.is_compiling():  # which does not look into functions
         documents, inner = _documents(mask_function)
         known = inner is masking_utils.causal_mask_function or _is_sliding(inner, options.get("local_size"))
-    # A cache of fixed size has more keys than there are tokens, and counts these on the GPU.
+    # A cache of fixed size has more keys than there are tokens, and counts these on the GPU. It has no gradients.
+    is_fixed = isinstance(q_offset, torch.Tensor) and isinstance(kv_offset, int) and kv_offset == 0
+    if is_fixed and mask_function is masking_utils.causal_mask_function and not torch.is_grad_enabled():
+        lengths = lengths_of(batch_size, q_offset + q_length, attention_mask)
+        if lengths is not None:
+            return lengths
     in_step = not isinstance(q_offset, torch.Tensor) and q_offset + q_length == kv_offset + kv_length
     if not (known and in_step) or (documents is not None and attention_mask is not None):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -144,6 +153,14 @@ def attention(
     **options: Any,
 ) -> tuple[Any, None]:
     """``(out, None)``: query is (batch, heads, length, head_dim), out (batch, length, heads, head_dim)."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if is_paged(options.get("cache")):
+        _check_options({name: value for name, value in options.items() if name not in OPTIONS})
+        left, right = _limits(causal, sliding_window, key.shape[2])
+        call = PagedCall(scaling, *_program(left, right, softcap, s_aux))
+        options |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        options |= {"max_length_q": max_length_q, "max_length_k": max_length_k}
+        return attend_to_pages(module, query, key, value, options, call), None
     _check_options(options)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     mask, packed = attention_mask, None
@@ -151,34 +168,60 @@ def attention(
         where = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
         packed, mask = _packed(query, attention_mask, position_bias, *where), None
         q, k, v = q[0], k[0], v[0]
+    if is_lengths(mask):
+        if position_bias is None and dropout == 0.0 and q.dtype == k.dtype:
+            left, right = _limits(causal, sliding_window, key.shape[2])
+            program, given = _program(left, right, softcap, s_aux)
+            return attend_to_fixed(q, k, v, mask, program, given, scaling), None
+        mask = whole_mask(mask, q.shape[1], k.shape[1])
     if mask is not None and mask.shape[-1] != k.shape[1]:
         raise ArgumentError(
             f"attention_mask has {mask.shape[-1]} keys and key has {k.shape[1]}; make the mask for the cache in use"
         )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    is_whole = mask is not None and mask.dim() == 4
-    left, right = (None, None) if is_whole else _limits(causal, sliding_window, key.shape[2])
+    limits = _limits(causal, sliding_window, key.shape[2]) if mask is None or mask.dim() != 4 else (None, None)
+    out = _attend(q, k, v, mask, limits, position_bias, softcap, s_aux, Options(scaling, None, dropout, packed))
+    return out if packed is None else out[None], None
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    limits: tuple[int | None, int | None],
+    position_bias: Any,
+    softcap: float | None,
+    s_aux: Any,
+    options: Options,
+) -> Any:
+    """The output for keys that are all there; with a mask of pairs there are no limits."""
     biases = [
         x for x in (position_bias, mask if mask is not None and mask.is_floating_point() else None) if x is not None
     ]
     if mask is not None and mask.is_floating_point():
         mask = None
-    call_options = Options(scaling, None, dropout, packed)
     if mask is None and not biases and softcap is None and s_aux is None:
-        out, _ = attend(q, k, v, Program((left, right, None, None)), (), call_options)
-        return out if packed is None else out[None], None
-    sizes = (*query.shape[:3], key.shape[2])
+        return attend(q, k, v, Program((*limits, None, None)), (), options)[0]
+    sizes = 1 if q.dim() == 3 else q.shape[0], q.shape[-2], q.shape[-3], k.shape[-3]
     form = Form(
-        left,
-        right,
+        *limits,
         mask=None if mask is None else (mask.dtype, axes_of(mask, sizes)),
         biases=tuple((bias.dtype, axes_of(bias, sizes)) for bias in biases),
-        softcap=None if softcap is None else float(softcap).hex(),
+        softcap=_cap(softcap),
         sink=None if s_aux is None else s_aux.dtype,
     )
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    out, _ = attend(q, k, v, *program_for(form, given), call_options)
-    return out if packed is None else out[None], None
+    return attend(q, k, v, *program_for(form, given), options)[0]
+
+
+def _program(left: int | None, right: int | None, softcap: float | None, s_aux: Any) -> tuple[Program, Any]:
+    """The program of limits, a cap and sinks, and its tensors."""
+    form = Form(left, right, softcap=_cap(softcap), sink=None if s_aux is None else s_aux.dtype)
+    return program_for(form, () if s_aux is None else (s_aux,))
+
+
+def _cap(softcap: float | None) -> str | None:
+    return None if softcap is None else float(softcap).hex()
 
 
 def _check_options(options: dict[str, Any]) -> None:

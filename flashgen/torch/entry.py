@@ -9,7 +9,8 @@ import torch
 
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.spec import Sequences
+from flashgen.spec import KVCache, Sequences
+from flashgen.torch.cached import attend_cached, check_cached, check_page_scales
 from flashgen.torch.function import call_kernel
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.attention import call_operator
@@ -17,6 +18,7 @@ from flashgen.torch.options import Options, check_dense, check_flags, number_of
 from flashgen.torch.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.program import Program, check_tensors
 from flashgen.torch.replay import CallKey, replayed
+from flashgen.torch.scales import Scales
 from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -36,6 +38,8 @@ def attention(
     return_lse: bool = False,
     layout: str = "bshd",
     sequences: Sequences | None = None,
+    cache: KVCache | None = None,
+    page_scales: bool = False,
 ) -> Any:
     """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
@@ -51,7 +55,16 @@ def attention(
 
     With ``sequences``, a ``flashgen.Sequences``, q, k and v have no batch dimension: their rows are those of all
     sequences, one behind another, and ``lse`` is ``(H, total_q)``. To mask and score, b is the sequence.
+
+    With ``cache``, a ``flashgen.KVCache``, k and v are a cache, contiguous or in pages. It says how many keys each
+    sequence has and where they lie. There are no gradients and no dropout. ``flashgen.flash_attn_with_kvcache``
+    also puts new keys into the cache. A cache may be in float8, beside 16-bit queries; with ``page_scales`` it has a
+    scale for each page.
     """
+    if cache is not None:
+        check_cached(cache, dropout_p, sequences)
+    if page_scales is not False:
+        check_page_scales(page_scales, cache)
     if type(dropout_p) is not float:
         dropout_p = number_of("dropout_p", dropout_p)
     if type(return_lse) is not bool:
@@ -61,12 +74,19 @@ def attention(
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise ArgumentError(f"layout={show(layout)} is unknown; use 'bshd' or 'bhsd'")
     if layout == "bhsd":
-        names = ("batch, heads, length, dim" if sequences is None else "heads, total length, dim").split(", ")
-        q, k, v = _swapped("q", q, names), _swapped("k", k, names), _swapped("v", v, names)
+        rows, packed = ["batch", "heads", "length", "dim"], ["heads", "total length", "dim"]
+        names = rows if sequences is None else packed
+        q = _swapped("q", q, names if cache is None or cache.cu_seqlens_q is None else packed)
+        k, v = _swapped("k", k, names), _swapped("v", v, names)
     if sequences is not None:
         check_sequences(sequences)
-    program, captured = program_of(mask, score, q, k, sequences)
-    out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
+    # How many keys a sequence has is known on the device alone, so a tensor of all pairs cannot be checked.
+    program, captured = program_of(mask, score, q, k if cache is None else None, sequences)
+    if cache is None:
+        out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
+    else:
+        scales = Scales(cache.k_scale, cache.v_scale, page_scales)
+        out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales)
     if layout == "bhsd":
         out = out.transpose(-3, -2)
     return (out, lse) if return_lse else out

@@ -12,7 +12,7 @@ from flashgen.kernel import Kernel
 from flashgen.launch.call.batched_launch import Found, run
 from flashgen.spec import Dropout
 from flashgen.torch.gradients import backward_with_captured, incoming
-from flashgen.torch.kernels import kernel_for
+from flashgen.torch.kernels import ALL_KEYS, decode_kernel_for, kernel_for, suits_decode
 from flashgen.torch.options import Options
 from flashgen.torch.packed import arrays_of, longest_of, sequences_of
 from flashgen.torch.program import Program
@@ -71,9 +71,14 @@ def call_kernel(
     gradients = wants_gradients(q, k, v, *captured)
     packed = sequences is not None
     passes = {"gradients": gradients, "deterministic": reproducible, "drops": dropout is not None, "packed": packed}
-    kernel = kernel_for(q, v, program, **passes)
     named = dict(zip(program.names, captured, strict=True))
-    found = kernel.executor.find_forward(q, k, v, scale, None, named, dropout, sequences)
+    if suits_decode(q, k, drops=dropout is not None, packed=packed):
+        decoder = decode_kernel_for(q, v, program)
+        kernel = kernel_for(q, v, program, **passes) if gradients else decoder
+        found = decoder.executor.find_forward(q, k, v, scale, captured=named, cache=ALL_KEYS)
+    else:
+        kernel = kernel_for(q, v, program, **passes)
+        found = kernel.executor.find_forward(q, k, v, scale, None, named, dropout, sequences)
     call = KernelCall(found, kernel, scale, dropout, arrays_of(sequences), longest_of(sequences), program.names)
     if key is not None and not (packed and _reads_offsets(kernel)):
         remember(key, [(found, ())], recorded=_recorded(key[0], call, captured, follows) if gradients else None)

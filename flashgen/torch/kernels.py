@@ -15,15 +15,21 @@ from flashgen.errors import ArgumentError, LaunchError, PlanError
 from flashgen.launch.arrays.array import HOST, dtype_name
 from flashgen.launch.driver.cuda import get_driver
 from flashgen.plan import plan
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, KVCache
 from flashgen.spec.attention import CacheKind
 from flashgen.torch.program import Limits, Program, spec_of
 from flashgen.torch.replay import forget_host
 from flashgen.torch.sdpa.switch import Switch
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_HALVES = (torch.float16, torch.bfloat16)
+_DTYPES = (*_HALVES, torch.float32)
 #: Of caches that do not have q's dtype.
 EIGHT_BITS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+#: Calls with so few queries and so many keys, or more extreme ones, run by the decode kernel. With fewer keys a call
+#: takes no longer than its launch.
+_FEW_QUERIES, _MANY_KEYS = 16, 256
+#: The cache of such a call.
+ALL_KEYS = KVCache()
 
 _kernels: Recent[Any, Kernel] = Recent(KERNELS_KEPT)
 #: How often ``emulate_cpu`` was called and not taken back.
@@ -63,14 +69,46 @@ def forward_kernel(
 
 def cached_kernel_for(q: Any, v_cache: Any, program: Program, cache: CacheKind, *, page_scales: bool = False) -> Kernel:
     """The kernel for queries that attend to a cache, on their device."""
-    dtype = EIGHT_BITS.get(v_cache.dtype)
-    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, cache, dtype, page_scales, q.get_device())
+    dims = q.shape[-1], v_cache.shape[-1]
+    return cached_kernel(*dims, q.dtype, program, cache, q.get_device(), v_cache.dtype, page_scales=page_scales)
+
+
+def decode_kernel_for(q: Any, v: Any, program: Program) -> Kernel:
+    """The kernel for a call that ``suits_decode``: k and v have q's dtype."""
+    return cached_kernel(q.shape[-1], v.shape[-1], q.dtype, program, "contiguous", q.get_device())
+
+
+def cached_kernel(
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    program: Program,
+    cache: CacheKind,
+    device: int,
+    cache_dtype: torch.dtype | None = None,
+    *,
+    page_scales: bool = False,
+) -> Kernel:
+    """The kernel for a cache that is still to come. One that is not in 8 bits has q's dtype."""
+    of_keys = None if cache_dtype is None else EIGHT_BITS.get(cache_dtype)
+    key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, device)
     kernel = _kernels.get(key)
     if kernel is None:
-        of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": dtype, "page_scales": page_scales}
-        spec = _spec(q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, direction="forward", **of_cache)
-        kernel = _kernels.keep(key, _build_on(q.get_device(), spec))
+        of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": of_keys, "page_scales": page_scales}
+        spec = _spec(head_dim, head_dim_v, dtype, program.rule, direction="forward", **of_cache)
+        kernel = _kernels.keep(key, _build_on(device, spec))
     return kernel
+
+
+def suits_decode(q: Any, k: Any, *, drops: bool = False, packed: bool = False) -> bool:
+    """Whether the forward pass of a call is one for the decode kernel: few queries that attend to many keys.
+
+    Its keys are then a cache that is full. Each is read once for all query heads that share it. Only shapes decide, so
+    that eager and compiled calls, with and without gradients, have the same bits.
+    """
+    if drops or packed or q.dtype not in _HALVES or q.dim() != 4 or k.dim() != 4:
+        return False
+    return bool(q.shape[1] <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS)
 
 
 def emulate_cpu() -> Switch:
@@ -86,6 +124,11 @@ def emulate_cpu() -> Switch:
 def is_emulating() -> bool:
     """Whether CPU tensors may be attended to."""
     return _emulating > 0
+
+
+def can_build(device: int) -> bool:
+    """Whether kernels for a device can be built now: CPU tensors need the emulator."""
+    return device != HOST or is_emulating()
 
 
 def _stop_emulating() -> None:

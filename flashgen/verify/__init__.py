@@ -1,6 +1,7 @@
 """Checks kernels against the oracle: small problems, and the error beside its bound."""
 
 from flashgen.verify.cases.case import Case, Inputs, cases_for
+from flashgen.verify.cases.decoding import decode_cases_for, draw_decode
 from flashgen.verify.cases.drawn import Tiles, draw
 from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.shrink import shrunk
@@ -22,7 +23,9 @@ __all__ = [
     "Trial",
     "Verification",
     "cases_for",
+    "decode_cases_for",
     "draw",
+    "draw_decode",
     "expect",
     "modes",
     "parse_trial",

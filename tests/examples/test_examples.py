@@ -14,6 +14,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))
 #: What the last line of each begins with.
 LAST_LINE = {
     "build_ahead": "forward_d64_fp16_causal_sm89.cubin: ",
+    "chat": "same replies: ",
     "first_kernel": "dv ",
     "kv_cache": "sequence 1: largest error ",
     "own_mask": "largest error ",
@@ -36,7 +37,7 @@ def test_every_example_is_run_by_a_test() -> None:
     assert EXAMPLES.keys() == LAST_LINE.keys()
 
 
-@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"train_small_model"}))
+@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"chat", "train_small_model"}))
 def test_an_example_runs_without_a_gpu_and_without_torch(name: str) -> None:
     run(name)
 
@@ -47,10 +48,20 @@ def test_a_small_model_learns_on_the_emulator() -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.torch
+def test_chats_are_answered_as_by_torchs_attention() -> None:
+    pytest.importorskip("transformers")
+    lines = run("chat").splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["sdpa:", "fgen:"]
+    assert lines[-1] == "same replies: 6 of 6"
+
+
 @pytest.mark.gpu
 @pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"build_ahead"}))
 def test_an_example_runs_on_a_gpu(name: str) -> None:
+    if name == "chat":
+        pytest.importorskip("transformers")
     run(name, "--target", "gpu")
 
 

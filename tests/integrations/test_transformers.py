@@ -134,6 +134,35 @@ def test_generation_is_that_of_eager_attention(model: Any, device: str, cache: s
         assert close(a, b)
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_reads_many_keys_by_the_decode_kernel(
+    model: Any, device: str, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles: list[str] = []
+    run = Call.run
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        roles.extend(step.kernel.plan.role for step in self.steps)
+        return run(self, *arguments)
+
+    model = model.half()
+    model.config.max_position_embeddings = 512
+    ids = torch.randint(1, 64, (2, 260), generator=torch.Generator().manual_seed(1)).to(device)
+    options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    options["attention_mask"][1, :5] = 0
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    found, expected = both(model, lambda: model.generate(ids, **options))
+    assert torch.equal(found, expected)
+    monkeypatch.setattr(Call, "run", noted)
+    with torch.no_grad():
+        model.generate(ids, **options)
+    layers = model.config.num_hidden_layers
+    # The first token comes from the prompt.
+    assert [role for role in roles if role == "decode"] == ["decode"] * 2 * layers
+
+
 @pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)
 def test_gradients_are_those_of_eager_attention(model: Any, device: str) -> None:
     ids, mask = tokens(device), torch.ones(2, LENGTH, dtype=torch.long, device=device)
@@ -194,6 +223,37 @@ def attended(mask: Any = None, is_causal: bool = True, **options: Any) -> Any:
 def plain(q: Any, k: Any, v: Any, allowed: Any, bias: Any = 0.0) -> Any:
     scores = (q @ k.mT * 0.25 + bias).masked_fill(~allowed, float("-inf"))
     return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def test_masks_of_caches_of_fixed_size_are_lengths() -> None:
+    m = transformers.masking_utils
+    causal, sliding = m.causal_mask_function, m.sliding_window_causal_mask_function(WINDOW)
+    place = {"q_length": 2, "kv_length": 20, "q_offset": torch.tensor(7)}
+    padding = torch.ones(2, LENGTH, dtype=torch.bool)
+    padding[1, :3] = False
+    with torch.no_grad():
+        assert mask_of(causal, **place).tolist() == [[[[9, 9], [0, 0]]]]
+        assert mask_of(causal, **place, attention_mask=padding).tolist() == [[[[9, 9], [0, 3]]]]
+        padding[1, 5] = False
+        for whole in (mask_of(causal, **place, attention_mask=padding), mask_of(sliding, **place)):
+            assert (whole.shape, whole.dtype) == ((2, 1, 2, 20), torch.bool)
+    assert mask_of(causal, **place).shape == (2, 1, 2, 20)  # a cache has no gradients
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "s_aux": torch.randn(4)}, {"position_bias": None}])
+def test_lengths_in_a_cache_of_fixed_size_are_a_mask(options: dict[str, Any]) -> None:
+    if "position_bias" in options:
+        options = {"position_bias": torch.randn(1, 4, 2, 20)}
+    q, k, v = torch.randn(2, 4, 2, 16), torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16)
+    lengths = torch.tensor([[[[9, 17], [0, 3]]]], dtype=torch.int32)
+    whole = torch.zeros(2, 1, 2, 20, dtype=torch.bool)
+    for b, (end, left) in enumerate(((9, 0), (17, 3))):
+        for i in range(2):
+            whole[b, 0, i, left : end - 1 + i] = True
+    layer = SimpleNamespace(is_causal=True)
+    with fg.torch.emulate_cpu(), torch.no_grad():
+        found, expected = (fgen.attention(layer, q, k, v, mask, **options)[0] for mask in (lengths, whole))
+    assert close(found, expected)
 
 
 CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() if torch else None

@@ -35,7 +35,7 @@ def test_the_signatures_are_flash_attns() -> None:
         *("cache_leftpad", "block_table", "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved"),
         *("alibi_slopes", "num_splits", "return_softmax_lse"),
         # flashgen's own.
-        *("k_descale", "v_descale", "page_scales"),
+        *("batch_invariant", "k_descale", "v_descale", "page_scales"),
     ]
     defaults = {n: p.default for n, p in inspect.signature(fa2).parameters.items()}
     assert (defaults["window_size"], defaults["rotary_interleaved"], defaults["num_splits"]) == ((-1, -1), True, 0)
@@ -50,7 +50,7 @@ def test_the_signatures_are_flash_attns() -> None:
         *("softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "rotary_interleaved"),
         *("scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse"),
         # flashgen's own.
-        "page_scales",
+        *("batch_invariant", "page_scales"),
     ]
 
 

@@ -76,13 +76,16 @@ def test_what_does_not_fit_is_described(change: Any, words: str) -> None:
         fa3.flash_attn_combine(**given)
 
 
-def test_nothing_is_planned_ahead() -> None:
+def test_metadata_of_a_scheduler_is_an_empty_tensor() -> None:
     names = list(inspect.signature(fa3.get_scheduler_metadata).parameters)
     assert names[:9] == [
         *("batch_size", "max_seqlen_q", "max_seqlen_k", "num_heads_q", "num_heads_kv", "headdim", "cache_seqlens"),
         *("qkv_dtype", "headdim_v"),
     ]
-    assert fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 16, torch.tensor([3, 4]), causal=True) is None
+    for options in ({"causal": True}, {"has_softcap": True}):
+        metadata = fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 16, torch.tensor([3, 4]), **options)
+        assert metadata.shape == (0,)
+        assert metadata.dtype is torch.int32
     assert list(inspect.signature(fa3.flash_attn_combine).parameters) == [
         *("out_partial", "lse_partial", "out", "out_dtype"),
     ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from typer import Exit as Leave
 from typer import Option
 
-from flashgen.cli.commands.builder import build_all, plan_all, write_files, write_manifest
+from flashgen.cli.commands.builder import build_all, check_decode, plan_all, write_files, write_manifest
 from flashgen.cli.exits import Exit
 from flashgen.cli.gpu.arrays import archs_to_build, find_gpus, gpu_to_build_for
 from flashgen.cli.options import with_kernel_options
@@ -33,17 +34,19 @@ def build(
 ) -> None:
     """Plan, render, compile and verify a kernel, forward and backward."""
     from flashgen.cache import default_cache
-    from flashgen.cli.gpu.verification import verify_all
+    from flashgen.cli.gpu.verification import run_cases, verify_all
 
     directory = None if out is None else output_directory(out)
     gpus = find_gpus()
     plans = plan_all(
         request.spec, request.schedule, archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
     )
+    check_decode(request, plans)
     built = build_all(plans)
     files = write_files(built, directory, default_cache().root)
     # Registers may have had a fallback take a plan's place.
-    verification = None if no_verify else verify_all([attention.plan for attention in built], gpus)
+    checks = (partial(run_cases, decode=True),) if request.decode else ()
+    verification = None if no_verify else verify_all([attention.plan for attention in built], gpus, *checks)
     result = as_json(request.spec, built, files, verification)
     write_manifest(files, result)
     if json:

@@ -21,6 +21,7 @@ from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 if TYPE_CHECKING:
     from flashgen.arch import Arch
     from flashgen.cli.gpu.arrays import Gpu
+    from flashgen.cli.request import Request
     from flashgen.compile import Binary
     from flashgen.render import KernelSource
     from flashgen.spec import AttentionSpec, Schedule
@@ -106,6 +107,16 @@ def plan_all(
 ) -> tuple[AttentionPlan, ...]:
     """The plans of a spec, one for each architecture; those for a GPU by a schedule that was tuned there."""
     return pipeline.plans(spec, schedule, archs, Narrator(), gpu=None if gpu is None else lambda: gpu.name)
+
+
+def check_decode(request: Request, plans: Iterable[AttentionPlan]) -> None:
+    """A UsageError if decode kernels are asked for, and a plan has none."""
+    for plan in plans if request.decode else ():
+        if not plan.has("decode"):
+            raise UsageError(
+                f"--decode: there is no decode kernel for {plan.spec.describe()} on {plan.arch.name}; use bf16 or "
+                "fp16, no options of the schedule, and a GPU from sm_80"
+            )
 
 
 def build_all(plans: Iterable[AttentionPlan]) -> tuple[BuiltAttention, ...]:

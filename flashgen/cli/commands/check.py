@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit as Leave
 from typer import Option
 
-from flashgen.cli.commands.builder import plan_all
+from flashgen.cli.commands.builder import check_decode, plan_all
 from flashgen.cli.exits import Exit, UsageError
 from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus, gpu_to_build_for
 from flashgen.cli.options import with_kernel_options
@@ -61,10 +62,11 @@ def check(
     from flashgen.cli.output.check_report import as_json, describe, describe_failure, outputs_of
     from flashgen.cli.output.outputs import rows
 
-    wish = _wish(cases, race, schedules, seed, case, target)
+    wish = replace(_wish(cases, race, schedules, seed, case, target), decode=request.decode)
     gpus = find_gpus() if target is TargetOption.GPU or not request.archs else ()
     archs, chosen_by = archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
     plans = plan_all(request.spec, request.schedule, archs, chosen_by)
+    check_decode(request, plans)
     if target is TargetOption.EMULATOR:
         from flashgen.emulator.toolchain import find_toolchain
 

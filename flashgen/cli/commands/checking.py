@@ -22,6 +22,7 @@ from flashgen.verify import (
     Tiles,
     Trial,
     draw,
+    draw_decode,
     expect,
     modes,
     run_case,
@@ -51,6 +52,8 @@ class Wish:
     race: bool = False
     seed: int = 0
     trial: Trial | None = None
+    #: Whether cases are for the decode kernel.
+    decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +215,5 @@ def _cases(subject: Subject, wish: Wish) -> Iterator[tuple[Case, Sequence[Mode]]
     plan = subject.plan
     tiles = Tiles.of(plan.schedule)
     for index in range(wish.cases):
-        case = draw(plan.spec, tiles, wish.seed, index)
+        case = (draw_decode if wish.decode else draw)(plan.spec, tiles, wish.seed, index)
         yield case, modes(wish.seed, index, schedules=wish.schedules, race=wish.race)

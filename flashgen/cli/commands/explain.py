@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from flashgen.cli.commands.builder import check_decode, plan_all
 from flashgen.cli.exits import UsageError
 from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
 from flashgen.cli.output.page import write_page
-from flashgen.cli.request import Request
+from flashgen.cli.request import Request, decode_lengths
 
 if TYPE_CHECKING:
     from flashgen.spec import AttentionSpec
@@ -41,8 +42,8 @@ def explain(
     from flashgen.explanation import DEFAULT_LENGTH, explain
 
     arch = archs_to_build(request.archs, find_gpus() if not request.archs else ())[0]
-    queries = len_q if len_q is not None else len_kv if len_kv is not None else DEFAULT_LENGTH
-    keys = queries if len_kv is None else len_kv
+    check_decode(request, plan_all(request.spec, request.schedule, [arch]))
+    queries, keys = decode_lengths(request, len_q, len_kv, DEFAULT_LENGTH)
     found = explain(
         request.spec,
         queries,
@@ -53,6 +54,7 @@ def explain(
         width=talk.stdout().width,
         arch=arch,
         schedule=request.schedule,
+        decode=request.decode,
     )
     if html is not None:
         write_page(html, found.html())

@@ -107,12 +107,12 @@ def _combined(parts: Sequence[Verification]) -> Verification:
     )
 
 
-def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Checked:
-    """Run the standard cases of a plan's spec on a target."""
+def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None, *, decode: bool = False) -> Checked:
+    """Run the standard cases of a plan's spec on a target, or those for its decode kernel."""
     from flashgen.kernel import Kernel
     from flashgen.launch.copies.run import runner
     from flashgen.pipeline import variant
-    from flashgen.verify import cases_for, verify
+    from flashgen.verify import cases_for, decode_cases_for, verify
 
     where = f"on {gpu.name}" if gpu else "on the emulator"
     kernel = Kernel(variant(plan, target), target)
@@ -122,7 +122,7 @@ def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Check
         return verify(
             run,
             plan.spec,
-            cases=cases_for(plan.spec, **tiles),
+            cases=decode_cases_for(plan.spec) if decode else cases_for(plan.spec, **tiles),
             target=target,
             progress=lambda done, total, case: update(
                 f"verifying {plan.arch.name} {where}: {done}/{total}{f', {case.name}' if case else ''}"

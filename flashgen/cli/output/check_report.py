@@ -37,6 +37,7 @@ def _check_command(failure: Failure) -> str:
     build = rebuild_command(plan.spec, failure.subject.asked, plan.arch.name)
     options = build.removeprefix("flashgen build ")
     target = " --target gpu" if failure.subject.gpu else ""
+    target += " --decode" if failure.run is not None and failure.run.decode else ""
     return f"flashgen check {options}{target}"
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import CACHE_DTYPES, DTYPES
 from flashgen.spec import AttentionSpec, causal, full
+from flashgen.spec.attention import CacheKind
 
 Pass = Literal["forward", "backward"]
 #: Queries whose scores are in memory at once.
@@ -20,7 +21,7 @@ _SAMPLED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem: queries and keys are equally long."""
+    """One problem: queries and keys are equally long, or, with ``new_tokens``, few queries attend to a cache."""
 
     pass_: Pass
     dtype: str
@@ -29,6 +30,30 @@ class Case:
     len: int
     batch: int
     heads: int
+    #: Queries of each sequence, the last of its positions, where keys and values are a cache; else 0.
+    new_tokens: int = 0
+    heads_kv: int = 0
+    #: 8-bit elements of flashgen's cache. Keys and values are such numbers, which other libraries read in ``dtype``.
+    cache_dtype: str | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether keys and values are a cache."""
+        return self.new_tokens > 0
+
+    @property
+    def queries(self) -> int:
+        """Queries of each sequence."""
+        return self.new_tokens or self.len
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads_kv or self.heads
+
+    def spec_with(self, cache: CacheKind) -> AttentionSpec:
+        """The spec of a problem with a cache."""
+        return replace(self.spec, cache=cache, cache_dtype=self.cache_dtype)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -40,7 +65,8 @@ class Case:
     @property
     def pairs(self) -> float:
         """Pairs of a query and a key. A causal mask halves them, as in FlashAttention's papers."""
-        return float(self.len) ** 2 * self.heads * self.batch * (0.5 if self.causal else 1.0)
+        share = 0.5 if self.causal and not self.is_decode else 1.0
+        return float(self.queries) * self.len * self.heads * self.batch * share
 
     @property
     def flops(self) -> float:
@@ -50,8 +76,24 @@ class Case:
     @property
     def argument_bytes(self) -> int:
         """Bytes of Q, K and V, and backward also of O, dO and L."""
-        array = self.batch * self.len * self.heads * self.head_dim * DTYPES[self.dtype].bytes
-        return 3 * array if self.pass_ == "forward" else 5 * array + 4 * self.batch * self.len * self.heads
+        array = self.batch * self.queries * self.heads * self.head_dim * DTYPES[self.dtype].bytes
+        if self.pass_ == "forward":
+            return array + self.kv_bytes
+        return 5 * array + 4 * self.batch * self.len * self.heads
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V in ``dtype``."""
+        return self._kv_elements * DTYPES[self.dtype].bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of K and V in flashgen's cache."""
+        return self.kv_bytes if self.cache_dtype is None else self._kv_elements * CACHE_DTYPES[self.cache_dtype].bytes
+
+    @property
+    def _kv_elements(self) -> int:
+        return 2 * self.batch * self.len * self.kv_heads * self.head_dim
 
     @property
     def mask(self) -> str:
@@ -61,17 +103,25 @@ class Case:
     @property
     def title(self) -> str:
         """The case without its length, batch size and heads."""
-        return f"{self.pass_}, {self.dtype}, D={self.head_dim}, {self.mask}"
+        tokens = f", {self.new_tokens} new tokens, H={self.heads}/{self.kv_heads}" if self.is_decode else ""
+        dtype = self.dtype if self.cache_dtype is None else f"{self.dtype}, cache of {self.cache_dtype}"
+        return f"{'decode' if self.is_decode else self.pass_}, {dtype}, D={self.head_dim}, {self.mask}{tokens}"
 
     def __str__(self) -> str:
-        return f"{self.title}, N={self.len}, B={self.batch}, H={self.heads}"
+        heads = "" if self.is_decode else f", H={self.heads}"
+        return f"{self.title}, N={self.len}, B={self.batch}{heads}"
 
     def inputs(self) -> Inputs:
         """Normal random numbers; equal cases have equal arrays, and so have the two masks and passes."""
         random = np.random.default_rng([self.head_dim, self.len])
-        shape = (self.batch, self.len, self.heads, self.head_dim)
+        queries = (self.batch, self.queries, self.heads, self.head_dim)
+        keys = (self.batch, self.len, self.kv_heads, self.head_dim)
         dtype = DTYPES[self.dtype].numpy()
-        return Inputs(*(random.standard_normal(shape, dtype=np.float32).astype(dtype) for _ in range(4)))
+        shapes = (queries, keys, keys, queries)
+        q, k, v, do = (random.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
+        if self.cache_dtype is not None:
+            k, v = (x.astype(CACHE_DTYPES[self.cache_dtype].numpy()).astype(dtype) for x in (k, v))
+        return Inputs(q, k, v, do)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,11 +149,13 @@ def expected_all(case: Case, inputs: Inputs) -> tuple[NDArray[np.float32], ...]:
 
 
 def _one_head(case: Case, inputs: Inputs, b: int, h: int) -> tuple[NDArray[np.float32], ...]:
-    q, k, v, do = (np.asarray(x[b, :, h], np.float32) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+    group = case.heads // case.kv_heads
+    q, do = (np.asarray(x[b, :, h], np.float32) for x in (inputs.q, inputs.do))
+    k, v = (np.asarray(x[b, :, h if h < 0 else h // group], np.float32) for x in (inputs.k, inputs.v))
     scale = np.float32(case.spec.default_scale)
     parts, dk, dv = [], np.zeros_like(k), np.zeros_like(v)
-    for first in range(0, case.len, _CHUNK):
-        rows = slice(first, min(first + _CHUNK, case.len))
+    for first in range(0, case.queries, _CHUNK):
+        rows = slice(first, min(first + _CHUNK, case.queries))
         p = _probabilities(case, q[rows] @ k.T * scale, first)
         if case.pass_ == "forward":
             parts.append(p @ v)
@@ -119,7 +171,7 @@ def _one_head(case: Case, inputs: Inputs, b: int, h: int) -> tuple[NDArray[np.fl
 
 def _probabilities(case: Case, scores: NDArray[np.float32], first: int) -> NDArray[np.float32]:
     if case.causal:
-        own = np.arange(first, first + len(scores))[:, None]
+        own = np.arange(first, first + len(scores))[:, None] + case.len - case.queries
         scores[np.arange(case.len)[None, :] > own] = -np.inf
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)

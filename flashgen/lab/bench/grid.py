@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.dtypes import DTYPES
-from flashgen.errors import ArgumentError
+from flashgen.errors import ArgumentError, SpecError
 from flashgen.lab.bench.case import Case, Pass
 from flashgen.spec.attention import MAX_HEAD_DIM
 
@@ -54,6 +55,43 @@ def cases(
         for mask in dict.fromkeys(masks)
         for pass_ in dict.fromkeys(passes)
     )
+
+
+def decode_cases(
+    lengths: Sequence[int],
+    head_dims: Sequence[int],
+    *,
+    dtype: str = "bf16",
+    new_tokens: int = 1,
+    batch: int | None = None,
+    heads: int | None = None,
+    heads_kv: int | None = None,
+    cache_dtype: str | None = None,
+) -> tuple[Case, ...]:
+    """Steps that generate, with so many keys in the cache of each of ``batch`` sequences, by default 64.
+
+    By default there are 32 heads, and a fourth as many of keys. With ``cache_dtype`` flashgen's cache is in 8 bits.
+    """
+    heads = 32 if heads is None else heads
+    heads_kv = max(1, heads // 4) if heads_kv is None else heads_kv
+    for name, number, most in (("new_tokens", new_tokens, 63), ("heads_kv", heads_kv, _MOST)):
+        if not is_whole(number, 1, most):
+            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from 1 to {most}")
+    batch = 64 if batch is None else batch
+    found = cases(lengths, head_dims, dtype=dtype, masks=("causal",), batch=batch, heads=heads)
+    if heads % heads_kv:
+        raise ArgumentError(f"heads_kv={heads_kv} does not divide the number of heads; use a divisor of {heads}")
+    if min(lengths) < new_tokens:
+        raise ArgumentError(f"lengths={show(min(lengths))} is less than new_tokens={new_tokens}; use longer ones")
+    # The one new token attends to all keys, which libraries without masks can do.
+    found = tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
+    made = tuple(replace(case, cache_dtype=cache_dtype) for case in found)
+    for case in made:
+        try:
+            case.spec_with("paged")
+        except SpecError as error:
+            raise ArgumentError(str(error)) from None
+    return made
 
 
 def check_cases(cases: object) -> None:

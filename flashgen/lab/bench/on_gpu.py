@@ -10,7 +10,7 @@ from flashgen.errors import NoGpuError
 from flashgen.lab.bench.candidate import Candidate
 from flashgen.lab.bench.case import Case
 from flashgen.lab.bench.grid import check_cases
-from flashgen.lab.bench.ours import algorithms
+from flashgen.lab.bench.ours import algorithms, decoders
 from flashgen.lab.bench.peers import peers
 from flashgen.lab.bench.run import Effort, Progress, no_progress, time_attention
 from flashgen.lab.bench.timings import Timings
@@ -36,7 +36,9 @@ def time_algorithms(
     check_cases(cases)
     gpu = first_gpu()
     device, others = with_peers(gpu, peers(peer_names))
-    ours = algorithms(names, arch_for_capability(gpu.capability))
+    arch = arch_for_capability(gpu.capability)
+    # Cases are of one kind or the other.
+    ours = decoders(arch) if any(case.is_decode for case in cases) else algorithms(names, arch)
     return time_attention(cases, (*ours, *others), device, effort=effort, progress=progress, finished=finished)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from flashgen.api import Kernel, build
 from flashgen.arch import Arch
@@ -13,13 +16,55 @@ from flashgen.lab.bench.case import Case, Inputs
 from flashgen.lab.timing.device import Device
 from flashgen.pipeline import TargetName
 from flashgen.plan.lineage import LINEAGE
-from flashgen.spec import Schedule
+from flashgen.spec import KVCache, Schedule
+from flashgen.spec.attention import CacheKind
 from flashgen.spec.schedule import ALGORITHMS, Algorithm
 
 
 def algorithms(names: Iterable[Algorithm] = ALGORITHMS, arch: Arch | None = None) -> tuple[Candidate, ...]:
     """A candidate for each algorithm, by kernels for a GPU's architecture; None means the emulator."""
     return tuple(Candidate(name, partial(_prepare, name, arch)) for name in names)
+
+
+#: Pages of the decode kernel's cache.
+_PAGE_SIZE = 64
+
+
+def decoders(arch: Arch | None = None) -> tuple[Candidate, ...]:
+    """Steps with a cache, contiguous and in pages that lie anywhere; None means the emulator."""
+    return tuple(Candidate(name, partial(_decode, kind, arch)) for name, kind in _CACHES.items())
+
+
+_CACHES: dict[str, CacheKind] = {"contiguous": "contiguous", f"pages of {_PAGE_SIZE}": "paged"}
+
+
+def _decode(kind: CacheKind, arch: Arch | None, case: Case, inputs: Inputs, device: Device) -> Call:
+    target: TargetName = "emulator" if arch is None else "gpu"
+    try:
+        kernel = build(case.spec_with(kind), arch=arch, target=target)
+    except (PlanError, CompileError) as error:
+        raise RefusedError(str(error)) from error
+    k, v, table = inputs.k, inputs.v, None
+    if kind == "paged" or case.cache_dtype is not None:
+        k, v = (np.asarray(device.get(x)).astype(kernel.plan.spec.cache_element.numpy()) for x in (k, v))
+        if kind == "paged":
+            each = -(-case.len // _PAGE_SIZE)
+            order = np.random.default_rng(case.len).permutation(case.batch * each).astype(np.int32)
+            k, v, table = _in_pages(k, order), _in_pages(v, order), device.put(order.reshape(case.batch, each))
+        k, v = device.put(k), device.put(v)
+    cache = KVCache(device.put(np.full(case.batch, case.len, np.int32)), block_table=table)
+    return lambda: kernel(inputs.q, k, v, cache=cache)[:1]
+
+
+def _in_pages(x: Any, order: Any) -> Any:
+    """The keys or values in pages, of which number ``order[i]`` is the i-th in the order of keys."""
+    batch, length, *rest = x.shape
+    each = len(order) // batch
+    padded = np.zeros((batch, each * _PAGE_SIZE, *rest), x.dtype)
+    padded[:, :length] = x
+    pages = np.empty((len(order), _PAGE_SIZE, *rest), x.dtype)
+    pages[order] = padded.reshape(len(order), _PAGE_SIZE, *rest)
+    return pages
 
 
 def _prepare(name: Algorithm, arch: Arch | None, case: Case, inputs: Inputs, device: Device) -> Call:

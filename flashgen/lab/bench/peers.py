@@ -62,6 +62,8 @@ def _candidate(name: str) -> Candidate:
 
 
 def _numpy(case: Case, inputs: Inputs, device: Device) -> Call:
+    if case.is_decode:
+        raise RefusedError("it has no function for a cache")
     if case.flops > _MOST_NUMPY_FLOPS:
         raise RefusedError(f"{case.flops:.1g} floating-point operations take it too long")
     return lambda: expected_all(case, inputs)

@@ -72,7 +72,8 @@ class _SharedInputs:
 
     def of(self, case: Case) -> tuple[Inputs, Inputs]:
         """On the host, and on the device."""
-        sizes = (case.dtype, case.head_dim, case.len, case.batch, case.heads)
+        sizes: tuple[object, ...] = (case.dtype, case.head_dim, case.len, case.batch, case.heads)
+        sizes = (*sizes, case.queries, case.kv_heads, case.cache_dtype)
         if self._made is None or self._made[0] != sizes:
             # Not two sets at a time.
             self._made = None

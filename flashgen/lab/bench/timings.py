@@ -14,6 +14,7 @@ from flashgen.lab.bench.case import Case
 from flashgen.lab.timing.rounds import Timing
 
 SCHEMA = 1
+_DECODE_COLUMNS = ("keys", "algorithm", "ms", "spread", "GB/s", "memory", "of best peer")
 _COLUMNS = ("length", "algorithm", "ms", "spread", "TFLOP/s", "memory", "of best peer")
 
 
@@ -33,18 +34,27 @@ class Row:
         """By the FlashAttention papers' count of operations."""
         return self.case.flops / self.timing.ms / 1e9
 
+    @property
+    def gbps(self) -> float:
+        """Bytes of keys and values by the time, in GB/s: what bounds a step that generates."""
+        return (self.case.kv_bytes if self.peer else self.case.cache_bytes) / self.timing.ms / 1e6
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as for JSON."""
         c = self.case
         return {
             "algorithm": self.algorithm,
-            "pass": c.pass_,
+            "pass": "decode" if c.is_decode else c.pass_,
             "dtype": c.dtype,
             "head_dim": c.head_dim,
             "causal": c.causal,
             "len": c.len,
             "batch": c.batch,
             "heads": c.heads,
+            "heads_kv": c.kv_heads,
+            "new_tokens": c.new_tokens,
+            "cache_dtype": c.cache_dtype,
+            "gbps": self.gbps,
             "ms": self.timing.ms,
             "tflops": self.tflops,
             "bytes": self.bytes,
@@ -100,16 +110,16 @@ class Timings:
         return "\n\n".join([self.device, *tables, *([notes] if notes else [])])
 
     def _cells(self, title: str) -> Iterator[tuple[str, ...]]:
-        yield _COLUMNS
         rows = [row for row in self.rows if row.case.title == title]
-        for row in sorted(rows, key=lambda row: (row.case.len, row.timing.ms)):
+        yield _DECODE_COLUMNS if rows[0].case.is_decode else _COLUMNS
+        for row in sorted(rows, key=lambda row: (row.case.len, row.case.batch, row.timing.ms)):
             ratio = self.ratio(row)
             yield (
                 str(row.case.len),
                 row.algorithm,
                 f"{row.timing.ms:.4g}",
                 f"{100 * row.timing.spread:.1f}%" if row.timing.rounds > 1 else "once",
-                f"{row.tflops:.4g}",
+                f"{row.gbps if row.case.is_decode else row.tflops:.4g}",
                 f"{row.bytes / 2**20:.1f} MiB" if row.bytes else "-",
                 "-" if ratio is None else "best peer" if row is self.best_peer(row.case) else f"{ratio:.2f}x",
             )

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen.lab.bench.candidate import Call, Prepare
+from flashgen.lab.bench.candidate import Call, Prepare, RefusedError
 from flashgen.lab.bench.case import Case, Inputs
 from flashgen.lab.timing.device import Device
 
@@ -19,6 +19,8 @@ Attention = Callable[[Case, torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 
 
 def _prepare(attention: Attention, case: Case, inputs: Inputs, device: Device) -> Call:
+    if case.is_decode:
+        attention = _decoding(attention, case)
     if case.pass_ == "forward":
 
         def forward() -> tuple[torch.Tensor]:
@@ -29,6 +31,31 @@ def _prepare(attention: Attention, case: Case, inputs: Inputs, device: Device) -
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     out = attention(case, *leaves)
     return lambda: torch.autograd.grad(out, leaves, inputs.do, retain_graph=True)
+
+
+def _decoding(attention: Attention, case: Case) -> Attention:
+    """What attends to a cache; a RefusedError for what cannot."""
+    if isinstance(attention, partial) and attention.func is _sdpa:
+        if case.new_tokens > 1 and case.causal:
+            raise RefusedError("its causal mask is aligned with the first key")
+        return partial(_sdpa_decode, *attention.args)
+    if attention in (_flash_attn, _flash_attn_3):
+        return partial(_flash_decode, attention is _flash_attn_3)
+    raise RefusedError("it has no function for a cache")
+
+
+def _sdpa_decode(backend: SDPBackend, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(backend):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, enable_gqa=case.heads != case.kv_heads).transpose(1, 2)
+
+
+def _flash_decode(third: bool, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    if third:
+        from flash_attn_interface import flash_attn_with_kvcache
+    else:
+        from flash_attn.flash_attn_interface import flash_attn_with_kvcache
+    return _first(flash_attn_with_kvcache(q, k, v, cache_seqlens=case.len, causal=case.causal))
 
 
 def _sdpa(backend: SDPBackend, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

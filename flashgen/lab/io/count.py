@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from flashgen import pipeline
 from flashgen.arch import Arch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
+from flashgen.lab.io.decode import runs_by_decode
 from flashgen.lab.io.model import NOTE, sizes_of
 from flashgen.lab.io.names import shown
 from flashgen.lab.io.planned import planned
@@ -19,9 +20,10 @@ from flashgen.lab.io.registry import spec_of_pass
 from flashgen.lab.io.sizes import Sizes
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
 from flashgen.lab.text import bytes_text, html_table, table
+from flashgen.launch.arrays.array import HOST
 from flashgen.plan import plan
 from flashgen.plan.model.plans import AttentionPlan, Pass
-from flashgen.spec import AttentionSpec, Dropout, Schedule
+from flashgen.spec import AttentionSpec, Dropout, KVCache, Schedule
 
 if TYPE_CHECKING:
     from flashgen.emulator.traffic import LaunchTraffic
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 #: The emulator goes through some hundred thousand pairs of a query and a key in a second.
 MOST_PAIRS = 2**24
+_PAGE_SIZE = 64
 _COLUMNS = ("kernel", "array", "read: model", "counted", "written: model", "counted")
 
 
@@ -113,24 +116,30 @@ def count_io(
     if spec.tensors:
         raise ArgumentError(f"{spec.describe()} captures tensors, whose loads the model leaves out; count it without")
     attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
+    if spec.cache and not runs_by_decode(sizes, attention):
+        raise ArgumentError(
+            f"{spec.describe()} is counted for calls of the decode kernel alone; count fewer than 64 queries and some"
+            " keys in bf16 or fp16, or a spec without a cache"
+        )
     if stored_p and not (pass_ == "backward" and attention.stores_probabilities):
         raise ArgumentError(
             "stored_p=True is for the backward pass of a plan that stores P; use pass_='backward' and"
             " schedule=Schedule(algorithm='standard')"
         )
-    launches = _run(attention, sizes, stored_p, seed)
+    kernel = Kernel(pipeline.variant(attention, "emulator"), "emulator")
+    sizes = replace(sizes, multiprocessors=kernel.target.multiprocessors(HOST))
+    launches = _run(kernel, sizes, stored_p, seed)
     counted = AlgorithmIO("counted", tuple(_kernel_io(attention, launch) for launch in launches), exact=True)
     roles = [kernel.name for kernel in counted.kernels]
     return IOCount(sizes, planned("plan", sizes, attention, roles, NOTE), counted)
 
 
-def _run(attention: AttentionPlan, sizes: Sizes, stored_p: bool, seed: int) -> list[LaunchTraffic]:
-    """Runs a kernel of its own, whose options are nobody else's."""
+def _run(kernel: Kernel, sizes: Sizes, stored_p: bool, seed: int) -> list[LaunchTraffic]:
+    """Runs a kernel, whose options are nobody else's."""
     import numpy as np
 
-    kernel = Kernel(pipeline.variant(attention, "emulator"), "emulator")
     target: HostTarget = kernel.target  # type: ignore[assignment]
-    spec, random = attention.spec, np.random.default_rng(seed)
+    spec, random = kernel.plan.spec, np.random.default_rng(seed)
 
     def normal(length: int, heads: int, dim: int) -> Any:
         return random.standard_normal((sizes.batch, length, heads, dim), np.float32).astype(spec.element.numpy())
@@ -142,12 +151,38 @@ def _run(attention: AttentionPlan, sizes: Sizes, stored_p: bool, seed: int) -> l
     counting = {"traffic": launches}
     target.options = counting if sizes.pass_ == "forward" else {}
     dropout = Dropout(0.1, seed) if spec.dropout else None
+    if spec.cache:
+        k, v, cache = _in_cache(spec, k, v)
+        kernel(q, k, v, cache=cache)
+        return launches
     out, lse, *p = kernel(q, k, v, dropout=dropout, return_p=stored_p)
     if sizes.pass_ == "backward":
         target.options = counting
         do = normal(sizes.len_q, sizes.heads, spec.head_dim_v)
         kernel.backward(do, q, k, v, out, lse, dropout=dropout, p=p[0] if p else None)
     return launches
+
+
+def _in_cache(spec: AttentionSpec, k: Any, v: Any) -> tuple[Any, Any, KVCache]:
+    """The keys and values in a cache, and what it says of them."""
+    import numpy as np
+
+    batch, length = k.shape[:2]
+    seqlens = np.full(batch, length, np.int32)
+    if spec.cache_dtype:
+        k, v = (x.astype(spec.cache_element.numpy()) for x in (k, v))
+    if spec.cache == "contiguous":
+        return k, v, KVCache(seqlens)
+    each = -(-length // _PAGE_SIZE)
+
+    def pages(x: Any) -> Any:
+        padded = np.zeros((batch, each * _PAGE_SIZE, *x.shape[2:]), x.dtype)
+        padded[:, :length] = x
+        return padded.reshape(batch * each, _PAGE_SIZE, *x.shape[2:])
+
+    table = np.arange(batch * each, dtype=np.int32).reshape(batch, each)
+    scale = np.ones(batch * each, np.float32) if spec.page_scales else None
+    return pages(k), pages(v), KVCache(seqlens, block_table=table, k_scale=scale, v_scale=scale)
 
 
 def _kernel_io(attention: AttentionPlan, launch: LaunchTraffic) -> KernelIO:

@@ -9,15 +9,19 @@ from flashgen.arch import Arch, get_arch
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError, SpecError
+from flashgen.lab.io.decode import runs_by_decode, split_of
 from flashgen.lab.io.planned import launched, planned
 from flashgen.lab.io.registry import rows, spec_of_pass
 from flashgen.lab.io.result import IOModel
-from flashgen.lab.io.sizes import Sizes
+from flashgen.lab.io.sizes import MULTIPROCESSORS, Sizes
 from flashgen.plan import plan
 from flashgen.plan.model.plans import Pass
 from flashgen.spec import AttentionSpec, Schedule
 
 _MOST = 2**30
+DECODE_NOTE = (
+    "keys and values move once for all query heads that share them; {}; the table of pages and scales are left out"
+)
 NOTE = "each array as the kernels of this plan move it; a reduction counts once; tile counters and flags are left out"
 
 
@@ -33,6 +37,7 @@ def io_model(
     arch: str | Arch = "sm_80",
     schedule: Schedule | None = None,
     pass_: Pass = "forward",
+    multiprocessors: int = MULTIPROCESSORS,
 ) -> IOModel:
     """Bytes that each algorithm, and the plan of ``spec``, reads from and writes to device memory.
 
@@ -40,12 +45,17 @@ def io_model(
     of each algorithm, from the tiles, passes and workspaces of their plans: :func:`count_io` agrees with those.
 
     ``len_kv`` is by default ``len_q``, and ``heads_kv`` is ``heads``. ``sram`` is the on-chip memory of a block in
-    bytes, M of the papers, by default the most that ``arch`` gives one. No cache is modelled: whatever a block reads
-    twice counts twice.
+    bytes, M of the papers, by default the most that ``arch`` gives one. No cache of the GPU is modelled: whatever a
+    block reads twice counts twice.
+
+    With a cache of keys and values, all sequences have ``len_kv`` keys in it. Few new tokens run by the decode kernel,
+    and ``multiprocessors`` decides into how many parts it splits the keys.
     """
-    sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, sram, arch, pass_)
+    sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, sram, arch, pass_, multiprocessors)
     attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
-    own = planned("plan", sizes, attention, launched(attention, pass_), NOTE)
+    by_decode = runs_by_decode(sizes, attention)
+    note = DECODE_NOTE.format(split_of(sizes, attention.kernel("decode")).describe()) if by_decode else NOTE
+    own = planned("plan", sizes, attention, launched(attention, pass_, by_decode=by_decode), note)
     return IOModel(sizes, (*rows(sizes), own))
 
 
@@ -59,11 +69,12 @@ def sizes_of(
     sram: int | None,
     arch: str | Arch,
     pass_: Pass,
+    multiprocessors: int = MULTIPROCESSORS,
 ) -> Sizes:
     """The sizes of a call, checked."""
     if not isinstance(spec, AttentionSpec):
         raise SpecError(f"spec={show(spec)} is not an AttentionSpec; write AttentionSpec(head_dim=128, dtype='bf16')")
-    if spec.has_own_lengths:
+    if spec.varlen:
         raise ArgumentError(f"{spec.describe()} has lengths of its own for each sequence; model a spec without them")
     if not is_one_of(pass_, get_args(Pass)):
         raise ArgumentError(f"pass_={show(pass_)} is unknown; use 'forward' or 'backward'")
@@ -74,10 +85,10 @@ def sizes_of(
     heads_kv = heads if heads_kv is None else heads_kv
     sram = row.max_smem_per_block if sram is None else sram
     _check_whole((("len_q", len_q, 0), ("len_kv", len_kv, 0), ("batch", batch, 1), ("heads", heads, 1)))
-    _check_whole((("heads_kv", heads_kv, 1), ("sram", sram, 1024)))
+    _check_whole((("heads_kv", heads_kv, 1), ("sram", sram, 1024), ("multiprocessors", multiprocessors, 1)))
     if heads % heads_kv:
         raise ArgumentError(f"heads={heads} is not a multiple of heads_kv={heads_kv}; use a divisor of {heads}")
-    return Sizes(spec, batch, heads, heads_kv, len_q, len_kv, row, sram, pass_)
+    return Sizes(spec, batch, heads, heads_kv, len_q, len_kv, row, sram, pass_, multiprocessors)
 
 
 def _check_whole(numbers: Iterable[tuple[str, object, int]]) -> None:

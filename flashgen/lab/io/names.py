@@ -30,6 +30,8 @@ _SHOWN = {
     "tile_maxima": "maxima",
     "tile_sums": "sums",
     "tile_outputs": "O partials",
+    "o_partial": "O partials",
+    "row_partial": "sums",
 }
 
 

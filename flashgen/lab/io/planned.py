@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from flashgen.dtypes import DTYPES
-from flashgen.lab.io import fa1, flash, lineage, standard
+from flashgen.lab.io import decode, flash, lineage, standard
 from flashgen.lab.io.names import shown
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
@@ -20,11 +20,12 @@ _FORWARD: dict[str, _Model] = {
     "lineage/naive.cu.j2": lineage.naive,
     "lineage/grid1d.cu.j2": lineage.grid1d,
     "lineage/grid2d.cu.j2": lineage.grid2d,
-    "lineage/fa1.cu.j2": fa1.forward,
+    "lineage/fa1.cu.j2": lineage.fa1,
     "lineage/standard_rows.cu.j2": standard.rows,
 }
 _BY_ROLE: dict[Role, _Model] = {
     "forward": flash.forward,
+    "decode": decode.forward,
     "prepare": flash.prepare,
     "main": flash.main,
     "query": flash.query,
@@ -56,16 +57,21 @@ def planned(name: str, sizes: Sizes, attention: AttentionPlan, roles: Sequence[R
     )
 
 
-def launched(attention: AttentionPlan, pass_: Pass, *, phased: bool = False, stored_p: bool = False) -> list[Role]:
+def launched(
+    attention: AttentionPlan, pass_: Pass, *, phased: bool = False, stored_p: bool = False, by_decode: bool = False
+) -> list[Role]:
     """The roles of the kernels that a call launches.
 
     ``phased``: a grid whose blocks do not all run at once takes several launches. ``stored_p``: the backward pass gets
-    P from the forward pass; otherwise a plan that stores P computes it again.
+    P from the forward pass; otherwise a plan that stores P computes it again. ``by_decode``: a call with a cache runs
+    by the decode kernel.
     """
     roles = [kernel.role for kernel in attention.kernels if kernel.pass_ == pass_ and kernel.role in _BY_ROLE]
     if pass_ == "backward":
         again = ["scores", "softmax"] if attention.stores_probabilities and not stored_p else []
         return again + roles
+    if attention.spec.cache:
+        return ["decode"] if by_decode else ["forward"]
     if attention.has(PHASES[0]):
         return list(PHASES) if phased else ["forward"]
     return roles
@@ -82,6 +88,12 @@ def _stored(sizes: Sizes, attention: AttentionPlan, roles: Sequence[Role]) -> di
     found = {"D" if backward else "LSE": sizes.row_floats}
     if backward:
         found |= {shown(name): FLOAT_BYTES * count for name, count in workspaces(attention, sizes.problem).items()}
+    if "decode" in roles:
+        kernel = attention.kernel("decode")
+        floats = -(-spec.head_dim_v // 16) * 16 + 2
+        found["parts"] = (
+            FLOAT_BYTES * floats * 2 * decode.split_of(sizes, kernel).blocks * decode.part_rows(sizes, kernel)
+        )
     for kernel in attention.kernels:
         runs = kernel.pass_ == sizes.pass_ or kernel.role in roles
         for workspace in kernel.workspaces:

@@ -10,6 +10,8 @@ from flashgen.plan.model.plans import KernelPlan, Pass, Problem
 from flashgen.spec import AttentionSpec
 
 FLOAT_BYTES = 4
+#: Those of an H100 or H200.
+MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Sizes:
     #: On-chip memory of one block, in bytes: ``M`` of the papers.
     sram: int
     pass_: Pass = "forward"
+    #: Of the GPU; they decide how the decode kernel splits keys.
+    multiprocessors: int = MULTIPROCESSORS
 
     @property
     def problem(self) -> Problem:

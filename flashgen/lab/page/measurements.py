@@ -22,7 +22,7 @@ class BenchRow(msgspec.Struct, frozen=True):
     """One timing."""
 
     algorithm: Name
-    pass_: Literal["forward", "backward"] = msgspec.field(name="pass")
+    pass_: Literal["forward", "backward", "decode"] = msgspec.field(name="pass")
     dtype: Name
     head_dim: Count
     causal: bool

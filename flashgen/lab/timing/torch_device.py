@@ -8,7 +8,8 @@ import torch
 
 from flashgen.lab.timing.device import GpuDevice, Run
 
-_BF16 = "bfloat16"
+#: torch's name of each element type that NumPy knows by ml_dtypes, which torch does not read.
+_VIEWS = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
 class TorchDevice(GpuDevice):
@@ -21,10 +22,10 @@ class TorchDevice(GpuDevice):
 
     def put(self, array: Any) -> torch.Tensor:
         """A tensor on the GPU."""
-        # NumPy knows bf16 by ml_dtypes, which torch does not read.
-        is_bf16 = array.dtype.name == _BF16
-        tensor = torch.from_numpy(array.view("i2") if is_bf16 else array).to(f"cuda:{self.ordinal}")
-        return tensor.view(torch.bfloat16) if is_bf16 else tensor
+        seen_as = _VIEWS.get(array.dtype.name)
+        plain = array if seen_as is None else array.view(f"i{array.itemsize}")
+        tensor = torch.from_numpy(plain).to(f"cuda:{self.ordinal}")
+        return tensor if seen_as is None else tensor.view(seen_as)
 
     def get(self, array: Any) -> Any:
         """A NumPy copy of a tensor."""

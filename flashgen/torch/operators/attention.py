@@ -25,7 +25,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.spec import Sequences
 from flashgen.torch.gradients import backward_with_captured, incoming
-from flashgen.torch.kernels import forward_kernel, kernel_for
+from flashgen.torch.kernels import ALL_KEYS, decode_kernel_for, forward_kernel, kernel_for, suits_decode
 from flashgen.torch.operators.library import arguments_by_name, forward_shapes, implement, library, register_autocast
 from flashgen.torch.options import Options
 from flashgen.torch.packed import ARRAYS, arrays_of, sequences_of
@@ -63,7 +63,7 @@ def call_operator(
     if sequences is None and not isinstance(rule, str):
         result = torch.ops.flashgen.forward(q, k, v, scale, *rule, *last)
         return result
-    text = rule if isinstance(rule, str) else compiled.text_of_limits(*[compiled.constant(n) for n in rule])
+    text = compiled.text_of(program)
     if sequences is None:
         result = torch.ops.flashgen.program_forward(q, k, v, list(captured), text, scale, *last)
     else:
@@ -76,7 +76,11 @@ def _forward(operator: str, *given: Any, **named: Any) -> tuple[Any, Any]:
     call = arguments_by_name(operator, given, named)
     q, k, v = (rows_contiguous(call[name]) for name in "qkv")
     program, options = _program(call), _options(call)
-    kernel = forward_kernel(q, v, program, deterministic=call["deterministic"], **_kind(options))
+    kind = _kind(options)
+    if suits_decode(q, k, **kind):
+        kernel, options = decode_kernel_for(q, v, program), {"scale": call["scale"], "cache": ALL_KEYS}
+    else:
+        kernel = forward_kernel(q, v, program, deterministic=call["deterministic"], **kind)
     if program.names:
         captured = call["captured"]
         check_tensors(program.names, tuple(captured), q.device)

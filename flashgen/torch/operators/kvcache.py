@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.operators.library import forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.program import Program, check_tensors, program_named
-from flashgen.torch.replay import RESULTS, CallKey, remember
+from flashgen.torch.replay import RESULTS, CallKey, remember, replayed
+from flashgen.torch.scales import NO_SCALES, Scales
 from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_gradients
+from flashgen.torch.tracing.compiled import text_of
 
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
@@ -35,7 +38,7 @@ library.define(
 library.define(
     "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
     f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0, "
-    f"{_SCALES}) -> (Tensor, Tensor)"
+    f"bool batch_invariant=False, {_SCALES}) -> (Tensor, Tensor)"
 )
 
 
@@ -61,8 +64,8 @@ def attend_to_cache(
     With ``starts_new`` k and v are packed, and those of sequence i begin there. The call is
     remembered by ``key``; later calls return the ``wanted`` results alone.
     """
-    text = str(program.rule)
     if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
+        text = text_of(program)
         q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text, page_scales)
         k, v, rotary, key = None, None, None, None
     if not torch.compiler.is_compiling():
@@ -75,7 +78,8 @@ def attend_to_cache(
             return out, lse
     seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
     places = seqlens, cache.batch_idx, cache.leftpad, cache.block_table
-    appended, scales = 0, (cache.k_scale, cache.v_scale, page_scales)
+    scales = cache.k_scale, cache.v_scale, page_scales
+    text, appended = text_of(program), cache.appended
     if k is not None:
         angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
         style = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
@@ -83,9 +87,34 @@ def attend_to_cache(
         q, appended = q if rotary is None else turned, k.shape[1]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
         *(q, k_cache, v_cache, list(captured), text, *places, appended),
-        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, *scales),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *scales),
     )
     return result
+
+
+def put_into_cache(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    cache: KVCache,
+    program: Program,
+    scales: Scales = NO_SCALES,
+) -> None:
+    """Appends k and v to a cache; a call like one before is replayed. ``scales`` take the place of the cache's."""
+    k_scale, v_scale, page_scales = scales
+    places = cache.seqlens, cache.batch_idx, cache.block_table
+    key: CallKey = (k, k_cache, v_cache, v, *places, k_scale, v_scale), ("append", program.rule, page_scales)
+    if replayed(key) is not None:
+        return
+    if torch.compiler.is_compiling() or needs_dispatcher(k, k_cache, v_cache) or wants_gradients(k, v):
+        where = {"seqlens": cache.seqlens, "batch_idx": cache.batch_idx, "block_table": cache.block_table}
+        given = {**where, "k_scale": k_scale, "v_scale": v_scale, "page_scales": page_scales}
+        torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, k, text_of(program), **given)
+        return
+    cache = replace(cache, k_scale=k_scale, v_scale=v_scale)
+    kernel = _kernel(k, v_cache, program, cache.block_table, page_scales)
+    remember(key, [_put(kernel, k_cache, v_cache, k, v, k, cache, None)], ())
 
 
 def _attend(
@@ -103,7 +132,7 @@ def _attend(
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
     kernel, parts = _kernel(q, v_cache, program, cache.block_table, page_scales), []
-    cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
+    cache = _with_plain_arrays(cache, cache.appended if k is None else k.shape[1])
     if k is not None:
         parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
         q = _turned(parts[0], q)
@@ -116,9 +145,8 @@ def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
     if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
         return cache
     seqlens, rows, leftpad, table, starts, keys = map(_plain, arrays)
-    places = seqlens, rows, leftpad, table
-    scales = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
-    return KVCache(*places, appended, cache.num_splits, starts, cache.max_seqlen_q, keys, **scales)
+    places = {"seqlens": seqlens, "batch_idx": rows, "leftpad": leftpad, "block_table": table}
+    return replace(cache, **places, appended=appended, cu_seqlens_q=starts, cu_seqlens_k=keys)
 
 
 def _put(
@@ -213,13 +241,14 @@ def _forward(
     scale: float | None = None,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int = 0,
+    batch_invariant: bool = False,
     k_scale: Any = None,
     v_scale: Any = None,
     page_scales: bool = False,
 ) -> tuple[Any, Any]:
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
-    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q, **scales)
+    rest = None, batch_invariant, k_scale, v_scale
+    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q, *rest)
     named = program_named(program)
     kernel = _kernel(q, v_cache, named, block_table, page_scales)
     _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale)

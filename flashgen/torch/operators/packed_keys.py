@@ -5,6 +5,7 @@ Where a row goes is computed on the device, so no call waits for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -53,8 +54,7 @@ def append_packed(
         counted = cache.seqlens + starts.diff()
     if rotary is not None:
         q = _rotated(q, k_cache, v_cache, k, v, cache, rotary, text, page_scales)
-    places = counted, cache.batch_idx, cache.leftpad, cache.block_table
-    return q, KVCache(*places, 0, cache.num_splits, cache.cu_seqlens_q, cache.max_seqlen_q, **_scales(cache))
+    return q, replace(cache, seqlens=counted, appended=0)
 
 
 def _append_rows(

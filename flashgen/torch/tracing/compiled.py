@@ -23,7 +23,7 @@ from flashgen.expr.tree.nodes import Type
 from flashgen.spec import Mask, Score, full
 from flashgen.spec.form import form_named
 from flashgen.spec.text.declared import Declared
-from flashgen.torch.program import written_program
+from flashgen.torch.program import Program, written_program
 from flashgen.torch.tracing.algebra import band_mask
 from flashgen.torch.tracing.recorder import Operation
 
@@ -44,6 +44,12 @@ def constant(number: int | None) -> int | None:
     It has no constant for a number that may change, but a range is of one size.
     """
     return None if number is None else range(number).stop
+
+
+def text_of(program: Program) -> str:
+    """A program's text, which operators carry; of limits alone it is made here."""
+    rule = program.rule
+    return rule if isinstance(rule, str) else text_of_limits(*[constant(number) for number in rule])
 
 
 def mask_names(form: str) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ class Filling:
     #: Keys of a page, or that a row has room for.
     size: int
     splits: int
+    #: Whether keys are split at fixed places; then ``splits`` is 0.
+    batch_invariant: bool = False
     #: Of an 8-bit cache; None: the queries' dtype.
     dtype: str | None = None
     page_scales: bool = False
@@ -64,13 +66,16 @@ class Filling:
         splits = random.choice((0, 1, 2, 3, 7))
         longest = max((x + y for x, y in zip(lengths, leftpad, strict=True)), default=0) + random.randint(0, 9)
         used = tuple((len_q, length) for length in lengths)
+        # By a generator of its own: cases keep all else that they had.
+        fixed = Random(f"fixed {kind} {seed} {batch} {len_q} {len_kv}").random() < 0.25
+        how = (0 if fixed else splits, fixed)
         if kind == "contiguous":
-            return cls(used, tuple(leftpad), tuple(rows), None, longest, splits)
+            return cls(used, tuple(leftpad), tuple(rows), None, longest, *how)
         size = random.choice((1, 3, 16, 64, 100))
         each = -(-longest // size)
         pages = random.sample(range((batch + 2) * each + 1), (batch + 2) * each)
         table = tuple(tuple(pages[row * each : (row + 1) * each]) for row in range(batch + 2))
-        return cls(used, tuple(leftpad), tuple(rows), table, size, splits)
+        return cls(used, tuple(leftpad), tuple(rows), table, size, *how)
 
     def cache(self, heads_kv: int = 1) -> KVCache:
         """The arguments of a call."""
@@ -80,7 +85,8 @@ class Filling:
         if self.dtype is not None:
             count = self._pages if self.page_scales else len(self.used)
             scales = {name: _SCALES[i][_places(count, heads_kv)] for i, name in enumerate(("k_scale", "v_scale"))}
-        return KVCache(seqlens, rows, leftpad, self._table(ends), num_splits=self.splits, **scales)
+        table, fixed = self._table(ends), self.batch_invariant
+        return KVCache(seqlens, rows, leftpad, table, num_splits=self.splits, batch_invariant=fixed, **scales)
 
     def rounded(self, x: NDArray[Any], which: int) -> NDArray[Any]:
         """The keys (``which`` is 0) or values ``(B, S, H, D)`` that the cache holds of these."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit as Leave
 from typer import Option
@@ -52,12 +52,32 @@ def bench(
     masks: Annotated[
         str, Option("--masks", help="full, causal; default both.", metavar="LIST", rich_help_panel=WHAT)
     ] = "full,causal",
+    decode: Annotated[
+        bool,
+        Option("--decode", help="Time steps of few new tokens and a cache of --lengths keys.", rich_help_panel=WHAT),
+    ] = False,
+    new_tokens: Annotated[int, Option("--new-tokens", help="With --decode; default 1.", rich_help_panel=WHAT)] = 1,
+    heads_kv: Annotated[
+        int | None,
+        Option("--heads-kv", help="With --decode: heads of keys; default --heads / 4.", rich_help_panel=WHAT),
+    ] = None,
+    cache_dtype: Annotated[
+        str | None,
+        Option(
+            "--cache-dtype",
+            help="With --decode: flashgen's cache is in 8 bits.",
+            metavar="e4m3|e5m2",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     backward: Annotated[bool, Option("--backward", help="Time the backward pass, too.", rich_help_panel=WHAT)] = False,
     batch: Annotated[
-        int | None, Option("--batch", help="Batch size; default --tokens / length.", rich_help_panel=WHAT)
+        int | None,
+        Option("--batch", help="Batch size; default --tokens / length, or 64 with --decode.", rich_help_panel=WHAT),
     ] = None,
     heads: Annotated[
-        int | None, Option("--heads", help="Heads; default 2048 / head dimension.", rich_help_panel=WHAT)
+        int | None,
+        Option("--heads", help="Heads; default 2048 / head dimension, or 32 with --decode.", rich_help_panel=WHAT),
     ] = None,
     tokens: Annotated[int, Option("--tokens", help="Tokens in a batch; default 16384.", rich_help_panel=WHAT)] = 16384,
     rounds: Annotated[
@@ -76,7 +96,7 @@ def bench(
     ] = None,
 ) -> None:
     """Time attention on this GPU: flashgen's algorithms and other libraries, interleaved in one run."""
-    from flashgen.lab.bench.grid import cases, parse_lengths, parse_numbers
+    from flashgen.lab.bench.grid import cases, decode_cases, parse_lengths, parse_numbers
     from flashgen.lab.bench.on_gpu import first_gpu, time_algorithms
     from flashgen.lab.bench.run import Effort
     from flashgen.lab.bench.timings import write_json
@@ -84,17 +104,19 @@ def bench(
 
     if not 1 <= rounds <= 1000 or not 1 <= milliseconds <= 10**6:
         raise UsageError("--rounds takes 1 to 1000, and --milliseconds 1 to 1000000")
+    if decode and (backward or algorithms is not None):
+        raise UsageError("--decode does not go with --backward and --algorithms; leave these out")
+    if not decode and (heads_kv is not None or new_tokens != 1 or cache_dtype is not None):
+        raise UsageError("--heads-kv, --new-tokens and --cache-dtype are for --decode; add it, or leave them out")
     with arguments_are_options():
-        wanted = cases(
-            parse_lengths(lengths),
-            parse_numbers("head_dims", head_dims),
-            dtype=dtype,
-            masks=[word.strip() for word in masks.split(",")],
-            passes=("forward", "backward") if backward else ("forward",),
-            batch=batch,
-            heads=heads,
-            tokens=tokens,
-        )
+        sizes = parse_lengths(lengths), parse_numbers("head_dims", head_dims)
+        how: dict[str, Any] = {"dtype": dtype, "batch": batch, "heads": heads}
+        if decode:
+            how |= {"new_tokens": new_tokens, "heads_kv": heads_kv, "cache_dtype": cache_dtype}
+            wanted = decode_cases(*sizes, **how)
+        else:
+            how["masks"] = [word.strip() for word in masks.split(",")]
+            wanted = cases(*sizes, **how, passes=("forward", "backward") if backward else ("forward",), tokens=tokens)
         ours, others = parse_algorithms(algorithms), _peers(peers)
     if plots is not None:
         require_matplotlib()

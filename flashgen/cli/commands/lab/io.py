@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from flashgen.cli.commands.builder import check_decode, plan_all
 from flashgen.cli.exits import UsageError
 from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
-from flashgen.cli.request import Request
+from flashgen.cli.request import Request, decode_lengths
 from flashgen.errors import ArgumentError
 
 CALL = "Call"
@@ -20,14 +21,24 @@ VIEW = "View"
 @with_kernel_options
 def io(
     request: Request,
-    len_q: Annotated[int, Option("--len", "--len-q", help="Queries; default 1024.", rich_help_panel=CALL)] = 1024,
-    len_kv: Annotated[int | None, Option("--len-kv", help="Keys; default --len.", rich_help_panel=CALL)] = None,
+    len_q: Annotated[
+        int | None,
+        Option("--len", "--len-q", help="Queries; default 1024, or 1 with --decode.", rich_help_panel=CALL),
+    ] = None,
+    len_kv: Annotated[
+        int | None,
+        Option("--len-kv", help="Keys; default --len, or 4096 with --decode.", rich_help_panel=CALL),
+    ] = None,
     batch: Annotated[int, Option("--batch", help="Sequences; default 1.", rich_help_panel=CALL)] = 1,
     heads: Annotated[int, Option("--heads", help="Heads of queries; default 1.", rich_help_panel=CALL)] = 1,
     heads_kv: Annotated[
         int | None, Option("--heads-kv", help="Heads of keys; default --heads.", rich_help_panel=CALL)
     ] = None,
     backward: Annotated[bool, Option("--backward", help="The backward pass.", rich_help_panel=CALL)] = False,
+    multiprocessors: Annotated[
+        int,
+        Option("--multiprocessors", help="Of the GPU; the decode kernel splits keys by them.", rich_help_panel=CALL),
+    ] = 132,
     sram: Annotated[
         str | None,
         Option(
@@ -48,13 +59,15 @@ def io(
     if backward and not request.spec.needs_backward:
         raise UsageError("--backward needs kernels of the backward pass; leave --forward-only out")
     arch = archs_to_build(request.archs, find_gpus() if not request.archs else ())[0]
+    check_decode(request, plan_all(request.spec, request.schedule, [arch]))
+    len_q, len_kv = decode_lengths(request, len_q, len_kv)
     call: dict[str, Any] = {"batch": batch, "heads": heads, "heads_kv": heads_kv}
     call |= {"arch": arch, "schedule": request.schedule}
     pass_: Any = "backward" if backward else "forward"
     spec = request.spec
-    model = io_model(spec, len_q, len_kv, **call, sram=_bytes(sram), pass_=pass_)
+    model = io_model(spec, len_q, len_kv, **call, sram=_bytes(sram), pass_=pass_, multiprocessors=multiprocessors)
     counted = count_io(spec, len_q, len_kv, **call, pass_=pass_) if count else None
-    needed = None if spec.tensors else memory(spec, len_q, len_kv, **call)
+    needed = None if spec.tensors or spec.cache else memory(spec, len_q, len_kv, **call)
     if json:
         found: dict[str, Any] = {"schema": 1, **model.as_dict()}
         found |= {} if needed is None else {"memory": needed.as_dict()}

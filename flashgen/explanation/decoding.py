@@ -1,0 +1,40 @@
+"""What the decode kernel reads for a key/value head, and how far it can split that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from flashgen.explanation.drawing import labelled
+from flashgen.explanation.kinds import EMPTY
+
+if TYPE_CHECKING:
+    from flashgen.plan.model.plans import KernelPlan
+
+#: Rows of one product by tensor cores.
+_ROW_BLOCK = 16
+
+
+def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: int, tile_kv: int) -> dict[str, int]:
+    """Bytes of keys and values, tiles of keys, and the most blocks, by kinds of tiles; nothing for other kernels."""
+    if kernel is None or kernel.role != "decode":
+        return {}
+    spec = kernel.spec
+    visited = (kinds != EMPTY).any(axis=0)
+    tiles = int(visited.sum())
+    keys = sum(min(tile_kv, len_kv - i * tile_kv) for i in visited.nonzero()[0].tolist())
+    least = int(kernel.constant("least_tiles")) * -(-min(len_q, int(kernel.constant("tile_q"))) // _ROW_BLOCK)
+    size = (spec.head_dim + spec.head_dim_v) * spec.cache_element.bytes
+    return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": max(1, tiles // max(1, least))}
+
+
+def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
+    """The same in words."""
+    if not numbers:
+        return
+    size = f"at most {numbers['kv_bytes']} bytes of keys and values of a sequence, for each key/value head"
+    yield labelled("reads", size)
+    yield labelled("", "each key once, for all query heads that share it")
+    blocks = numbers["most_blocks"]
+    one = "one block takes them all" if blocks == 1 else f"up to {blocks} blocks share them, and the last one merges"
+    yield labelled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")

@@ -1,0 +1,148 @@
+"""transformers' continuous batching: layers attend to the pages of its cache.
+
+Its manager names the keys of a step in one of two ways: by a table of pages, if every sequence generates one token;
+else by the place of each key, of which those that begin a page make a table. Layers that keep a ring of keys for a
+sliding window have no pages, and transformers gathers their keys.
+"""
+
+from __future__ import annotations
+
+import weakref
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from transformers.generation.continuous_batching import PagedAttentionCache
+
+from flashgen import serving
+from flashgen.spec import Sequences
+from flashgen.torch.entry import attend
+from flashgen.torch.options import Options
+from flashgen.torch.program import Program
+
+#: Options that only the cache reads.
+OPTIONS = frozenset(["cache", "read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"])
+#: The names that flashgen is registered under.
+_names: set[str] = set()
+
+
+class PagedCall(NamedTuple):
+    """What a layer attends by."""
+
+    scale: float | None
+    program: Program
+    captured: tuple[Any, ...]
+
+
+def is_paged(cache: object) -> bool:
+    """Whether a layer was called by continuous batching."""
+    return isinstance(cache, PagedAttentionCache)
+
+
+@torch.compiler.disable
+def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
+    """The output ``(1, tokens, heads, head_dim)``; new keys and values are put into the cache."""
+    allocator = options["cache"].layer_to_allocator[module.layer_idx]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if not allocator.supports_block_table:
+        gathered = dict(options)
+        key, value = options["cache"].update(key, value, module.layer_idx, gathered)
+        return _packed(q, key[0].transpose(0, 1), value[0].transpose(0, 1), gathered, call)[None]
+    step = _step(allocator, module.layer_idx, q.shape[0], options)
+    k_pages, v_pages = allocator.get_cache_for_block_table(module.layer_idx)
+    serving.append(step, k, v, k_pages, v_pages)
+    if options["block_table"] is None and options["read_index"][allocator.index].numel() == 0:
+        # All are whole prompts, whose keys are at hand.
+        kind = allocator.layer_type
+        lengths = {"cu_seq_lens_k": options["cu_seq_lens_k"][kind], "max_length_k": options["max_length_k"][kind]}
+        return _packed(q, k, v, {**options, **lengths}, call)[None]
+    return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
+
+
+def accept(name: str) -> None:
+    """Has continuous batching take models with ``attn_implementation=name``, and plan for them as for flash attention.
+
+    It takes names of its own alone, and has no place to register others. So the functions by which it asks for flash
+    attention are replaced where it uses them. Those of releases that ask otherwise stay as they are.
+    """
+    _names.add(name)
+    for asking in ("continuous_api", "initialization", "cache"):
+        try:
+            module = import_module(f"transformers.generation.continuous_batching.{asking}")
+        except ImportError:
+            continue
+        for function, replace in _REPLACED.items():
+            present = getattr(module, function, None)
+            if present is not None and not hasattr(present, "replaced"):
+                setattr(module, function, replace(present))
+
+
+def _with_names(asks: Any) -> Any:
+    """The question whether flash attention is asked for, to which the registered names also say yes."""
+
+    def is_flash_attention_requested(
+        config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
+    ) -> bool:
+        asked = requested_attention_implementation if config is None else config._attn_implementation
+        return asked in _names or bool(asks(config, requested_attention_implementation, version))
+
+    is_flash_attention_requested.replaced = asks  # type: ignore[attr-defined]
+    return is_flash_attention_requested
+
+
+def _with_functions(loads: Any) -> Any:
+    """The functions of flash attention; of the registered names it matters only that there is one for caches."""
+
+    def lazy_import_flash_attention(implementation: str | None, *others: Any, **options: Any) -> Any:
+        if implementation in _names:
+            return (None, None, attend_to_pages, None, None), (dict, dict)
+        return loads(implementation, *others, **options)
+
+    lazy_import_flash_attention.replaced = loads  # type: ignore[attr-defined]
+    return lazy_import_flash_attention
+
+
+_REPLACED = {"is_flash_attention_requested": _with_names, "lazy_import_flash_attention": _with_functions}
+
+#: The step of each kind of layers. Their first layer plans it anew, so that a CUDA graph captures the planning, too.
+_steps: weakref.WeakKeyDictionary[Any, dict[int, serving.Step]] = weakref.WeakKeyDictionary()
+
+
+def _step(allocator: Any, layer_idx: int, tokens: int, options: dict[str, Any]) -> serving.Step:
+    steps = _steps.setdefault(options["cache"], {})
+    if layer_idx == allocator.layer_indices[0]:
+        steps[allocator.index] = _planned(allocator, tokens, options)
+    return steps[allocator.index]
+
+
+def _planned(allocator: Any, tokens: int, options: dict[str, Any]) -> serving.Step:
+    starts_k, size = options["cu_seq_lens_k"][allocator.layer_type], allocator.tokens_per_page
+    lengths, longest = starts_k.diff(), options["max_length_q"]
+    if options["block_table"] is not None:
+        table, longest = options["block_table"][allocator.index], 1
+        # One new token each; sequences that pad the batch have no keys, and pages that do not exist.
+        last = (lengths - 1).clamp(min=0)
+        page = table.gather(1, (last // size)[:, None].long())[:, 0]
+        slots = torch.where(lengths > 0, page * size + last % size, -1)
+    else:
+        places, slots = options["read_index"][allocator.index], options["write_index"][allocator.index]
+        columns = -(-int(options["max_length_k"][allocator.layer_type]) // size)
+        first = starts_k[:-1, None] + torch.arange(0, columns * size, size, device=starts_k.device)
+        table = _pages(places, first, size)
+    sizes = {"num_tokens": tokens, "max_query_len": longest, "page_size": size}
+    return serving.plan(options["cu_seq_lens_q"], lengths, table, slots, **sizes)
+
+
+def _pages(places: Any, first: Any, size: int) -> Any:
+    """The page of each key that is the first of one; what lies beyond a sequence is never read."""
+    if not places.numel():
+        return torch.zeros_like(first)
+    return places[first.clamp(max=places.shape[0] - 1)] // size
+
+
+def _packed(q: Any, k: Any, v: Any, options: dict[str, Any], call: PagedCall) -> Any:
+    """Attention to keys that lie side by side."""
+    longest = int(options["max_length_q"]), int(options["max_length_k"])
+    sequences = Sequences(options["cu_seq_lens_q"].int(), options["cu_seq_lens_k"].int(), *longest)
+    out, _ = attend(q, k, v, call.program, call.captured, Options(call.scale, None, 0.0, sequences))
+    return out

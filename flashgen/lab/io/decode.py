@@ -1,0 +1,120 @@
+"""The decode kernel: how it splits the keys of a call, where all sequences have as many, and what that moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
+from flashgen.lab.io.traffic import KernelIO
+from flashgen.lab.io.visits import Side, walk
+from flashgen.plan.decode.shares import prefers_decode
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
+
+#: Rows of one product by tensor cores.
+_ROW_BLOCK = 16
+#: Bytes of a row's reference maximum and sum.
+_TOTAL_BYTES = 8
+#: Lanes of a warp that merge the same row of parts.
+_LANES_PER_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the keys of a call are shared out to blocks."""
+
+    #: Tiles of rows of all key/value heads and sequences, and tiles of keys of each.
+    items: int
+    tiles: int
+    #: Blocks that get any.
+    blocks: int
+    #: What blocks compute one after another: of each item at least one part.
+    parts: int
+    #: Of these, parts of items that several blocks share. They go through memory.
+    shared_parts: int
+
+    def describe(self) -> str:
+        """In a sentence."""
+        each = "each" if self.items > 1 else ""
+        text = f"{self.items * self.tiles} tiles of keys ({self.items} x {self.tiles}) are shared out to {self.blocks}"
+        text += f" blocks, {-(-self.items * self.tiles // self.blocks)} to {each or 'a block'} at most"
+        merged = "no result is merged" if not self.shared_parts else f"{self.shared_parts} parts are merged"
+        return f"{text}; {merged}"
+
+
+def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
+    """Whether a call of these sizes runs by the decode kernel."""
+    if not attention.has("decode"):
+        return False
+    if attention.spec.cache_dtype:
+        # No other kernel reads 8-bit keys.
+        return True
+    return prefers_decode(attention.kernel("decode"), sizes.problem, batch_invariant=False)
+
+
+def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
+    """The shares of a call's blocks, as the kernel's scheduler computes them from the lengths."""
+    rows, tile_q = _rows(sizes), int(kernel.constant("tile_q"))
+    items, tiles = _items(sizes, kernel), max(1, _key_tiles(sizes, kernel))
+    least = int(kernel.constant("least_tiles")) * -(-min(rows, tile_q) // _ROW_BLOCK)
+    most = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
+    units = items * tiles
+    blocks = max(1, min(units // least, most))
+
+    def owner(unit: int) -> int:
+        return ((unit + 1) * blocks - 1) // units
+
+    counts = [owner((i + 1) * tiles - 1) - owner(i * tiles) + 1 for i in range(items)]
+    return Split(items, tiles, blocks, sum(counts), sum(n for n in counts if n > 1))
+
+
+def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """Each key and value moves once for all rows of a tile; parts of a row go through memory where blocks share it."""
+    spec, split = sizes.spec, split_of(sizes, kernel)
+    row_tiles = split.items // (sizes.batch * sizes.heads_kv)
+    keys = row_tiles * _keys(sizes, kernel)
+    # Each warp loads the rows that it multiplies, whether they exist or not.
+    queries = split.parts * int(kernel.constant("warps")) * _ROW_BLOCK
+    rows = split.shared_parts * part_rows(sizes, kernel)
+    columns = -(-spec.head_dim_v // _ROW_BLOCK) * _ROW_BLOCK
+    looks = FLOAT_BYTES * _LANES_PER_ROW * int(kernel.constant("warps"))
+    reads = {
+        "Q": queries * spec.head_dim * sizes.item,
+        "K": keys * spec.head_dim * spec.cache_element.bytes,
+        "V": keys * spec.head_dim_v * spec.cache_element.bytes,
+    }
+    writes = {"O": sizes.o, "LSE": sizes.row_floats}
+    if rows:
+        reads |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * (FLOAT_BYTES + _TOTAL_BYTES + looks)}
+        writes |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * _TOTAL_BYTES}
+    return KernelIO(kernel.role, reads, writes)
+
+
+def part_rows(sizes: Sizes, kernel: KernelPlan) -> int:
+    """Rows of a part in the workspace."""
+    return min(int(kernel.constant("tile_q")), _rows(sizes))
+
+
+def _rows(sizes: Sizes) -> int:
+    """Rows of a key/value head: the new tokens times the query heads that share it."""
+    return sizes.len_q * (sizes.heads // sizes.heads_kv)
+
+
+def _items(sizes: Sizes, kernel: KernelPlan) -> int:
+    return sizes.batch * sizes.heads_kv * -(-_rows(sizes) // int(kernel.constant("tile_q")))
+
+
+def _key_tiles(sizes: Sizes, kernel: KernelPlan) -> int:
+    """Tiles of keys between the first and the last key that some query may attend to."""
+    tile = int(kernel.constant("tile_kv"))
+    if sizes.spec.mask.rule.keys_exact:
+        queries = Side("q", sizes.len_q, max(sizes.len_q, 1))
+        return int(walk(sizes.spec.mask, 1, 1, queries, Side("k", sizes.len_kv, tile)).steps.sum())
+    return -(-sizes.len_kv // tile)
+
+
+def _keys(sizes: Sizes, kernel: KernelPlan) -> int:
+    """Keys of all key/value heads that some query may attend to; where tiles are tested, all keys of those that hold
+    any."""
+    tile = 1 if sizes.spec.mask.rule.keys_exact else int(kernel.constant("tile_kv"))
+    queries = Side("q", sizes.len_q, max(sizes.len_q, 1))
+    return int(walk(sizes.spec.mask, sizes.batch, sizes.heads_kv, queries, Side("k", sizes.len_kv, tile)).rows.sum())

@@ -1,0 +1,295 @@
+"""What an engine's attention backend calls: ``plan`` once a step, then ``append`` and ``run`` in every layer.
+
+An engine batches sequences that are at different places: some generate a token, others still read their prompt. Keys
+and values lie in pages. Four tensors describe a step, here under vLLM's names:
+
+- ``query_start_loc`` ``(B + 1,)``: the new tokens of sequence i are rows ``query_start_loc[i]`` up to
+  ``query_start_loc[i + 1]`` of q, k and v, which are ``(tokens, heads, head_dim)``;
+- ``seq_lens`` ``(B,)``: how many keys each sequence has, the new ones included;
+- ``block_table`` ``(B, n)``: the pages of each sequence, which are never read beyond its length;
+- ``slot_mapping`` ``(tokens,)``: where each new key goes: slot s is row ``s % page_size`` of page ``s // page_size``.
+  A negative slot is padding, and nothing is written for it.
+
+Caches are ``(pages, page_size, heads_kv, head_dim)`` with any strides whose last one is 1. Only kernels read the
+tensors, so no call waits for the GPU. There are no gradients.
+
+Caches may be in float8 beside 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
+their layer, as in ``flashgen.KVCache``: one number or one for each head, which all sequences share, or with
+``page_scales`` one for each page, or each page and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from flashgen.common.checks import is_whole
+from flashgen.common.show import show
+from flashgen.errors import ArgumentError
+from flashgen.spec import KVCache, causal
+from flashgen.torch.cached import attend_cached
+from flashgen.torch.mask_and_score import program_of
+from flashgen.torch.operators.kvcache import put_into_cache
+from flashgen.torch.program import Program, limits_of
+from flashgen.torch.scales import NO_SCALES, Scales, scales_of
+
+__all__ = ["Group", "Step", "append", "plan", "run"]
+
+_CAUSAL = causal()
+#: New keys are put into the cache by a kernel that has a mask, too, which it does not look at: the usual one.
+_APPENDING = Program(limits_of(_CAUSAL))
+#: The most rows of one launch that appends.
+_MOST_ROWS = 65535
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring sequences that one call attends for."""
+
+    #: Their rows among those of the step.
+    first: int
+    last: int
+    #: How many queries each has, where all have as many; 0 where they are packed.
+    each: int
+    cache: KVCache
+
+
+@dataclass(frozen=True)
+class Step:
+    """A planned step, which all layers with caches of one kind share."""
+
+    num_tokens: int
+    groups: tuple[Group, ...]
+    #: Where new keys go: each row is a sequence of its own to the kernel, with one page.
+    slots: KVCache | None
+
+
+def plan(
+    query_start_loc: Any,
+    seq_lens: Any,
+    block_table: Any,
+    slot_mapping: Any = None,
+    *,
+    num_tokens: int,
+    max_query_len: int,
+    page_size: int = 0,
+    num_decodes: int = 0,
+    decode_query_len: int = 1,
+    table_rows: Any = None,
+    batch_invariant: bool = False,
+    into: Step | None = None,
+) -> Step:
+    """Describes a step. ``num_tokens`` and ``max_query_len`` are known on the host; nothing is read from the device.
+
+    Where each of the first ``num_decodes`` sequences has ``decode_query_len`` new tokens, these run by the decode
+    kernel, whatever the others have. Without it, all do if ``max_query_len`` is small. Such a sequence that pads a
+    batch has as many rows, and no keys. ``table_rows`` ``(B,)`` names
+    the row of block_table of each sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With
+    ``batch_invariant`` the result of a sequence has the same bits in any batch.
+
+    A CUDA graph that captured layers reads the arrays of its step. Pass that step as ``into`` before a replay: what
+    this one computes is then written into those arrays. Both must have as many sequences and tokens. Instead, ``plan``
+    may itself be captured.
+    """
+    _check_counts(num_tokens=num_tokens, max_query_len=max_query_len, page_size=page_size, num_decodes=num_decodes)
+    count = _sequences(query_start_loc, seq_lens, block_table, table_rows)
+    if num_decodes > count or not is_whole(decode_query_len, 1, _MOST) or num_decodes * decode_query_len > num_tokens:
+        raise ArgumentError(
+            f"num_decodes={num_decodes} and decode_query_len={show(decode_query_len)} do not go with {count} sequences "
+            f"and num_tokens={num_tokens}; pass how many sequences at the front have as many new tokens"
+        )
+    places = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
+    groups = []
+    if not num_decodes and max_query_len == 1 and count == num_tokens:
+        num_decodes, decode_query_len = count, 1
+    first = num_decodes * decode_query_len
+    if first:
+        groups.append(Group(0, first, decode_query_len, _cache(places, 0, num_decodes, None, 0, batch_invariant)))
+    if num_decodes < count and first < num_tokens:
+        starts = _ints(query_start_loc)
+        starts = starts[num_decodes:] - first if first else starts
+        cache = _cache(places, num_decodes, count, starts, max_query_len, batch_invariant)
+        groups.append(Group(first, num_tokens, 0, cache))
+    step = Step(num_tokens, tuple(groups), _slots(slot_mapping, num_tokens, page_size))
+    return step if into is None else _written(step, into)
+
+
+def append(
+    step: Step,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
+) -> None:
+    """Puts the new keys and values of a step, ``(tokens, heads_kv, head_dim)``, into the cache, in place."""
+    if step.slots is None:
+        raise ArgumentError("the step was planned without slot_mapping and page_size; pass them to plan")
+    for name, x, rank in (("k", k, 3), ("v", v, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
+        _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
+    scales = scales_of(k_scale, v_scale, page_scales)
+    for cache, rows in _portions(step.slots, step.num_tokens):
+        put_into_cache(k_cache, v_cache, k[rows, None], v[rows, None], cache, _APPENDING, scales)
+
+
+def run(
+    step: Step,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    mask: Any = _CAUSAL,
+    score: Any = None,
+    scale: float | None = None,
+    out: Any = None,
+    return_lse: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_scales: bool = False,
+) -> Any:
+    """Attention of the step's queries ``(tokens, heads, head_dim)`` to the caches: ``out``, or ``(out, lse)``.
+
+    Rows of q beyond ``num_tokens`` are padding. The result has ``num_tokens`` rows and is written into the first rows
+    of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. ``mask`` and ``score`` are those of
+    ``flashgen.attention``; the last key is that of the last query.
+    """
+    for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
+        _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
+    program, captured = program_of(mask, score, q, None, None)
+    scales = scales_of(k_scale, v_scale, page_scales)
+    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse, scales=scales)
+
+
+def attend_step(
+    step: Step,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    program: Program,
+    captured: Sequence[Any],
+    scale: float | None,
+    out: Any = None,
+    *,
+    return_lse: bool = False,
+    scales: Scales = NO_SCALES,
+) -> Any:
+    """What ``run`` does, for a mask and a score that are a program already."""
+    outs, lses = [], []
+    for group in step.groups:
+        is_all = group.first == 0 and group.last == q.shape[0]
+        rows = q if is_all else q[group.first : group.last]  # a slice takes a microsecond
+        if group.each:
+            rows = rows.view((group.last - group.first) // group.each, group.each, *rows.shape[1:])
+        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales)
+        outs.append(part.flatten(0, 1) if group.each else part)
+        if return_lse:
+            lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
+    if out is not None:
+        for group, part in zip(step.groups, outs, strict=True):
+            out[group.first : group.last].copy_(part)
+        found = out[: step.num_tokens]
+    else:
+        found = _joined(outs, 0, (0, q.shape[1], v_cache.shape[-1]), q)
+    return (found, _joined(lses, 1, (q.shape[1], 0), found.float())) if return_lse else found
+
+
+def _joined(parts: list[Any], axis: int, shape: tuple[int, ...], like: Any) -> Any:
+    if not parts:
+        return like.new_empty(shape)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _cache(places: list[Any], first: int, last: int, starts: Any, longest: int, batch_invariant: bool) -> KVCache:
+    """The cache as the sequences from ``first`` to ``last`` see it."""
+    seqlens, rows, table = places
+    if rows is None:
+        table = table[first:last]
+    else:
+        rows = rows[first:last]
+    return KVCache(
+        seqlens[first:last],
+        rows,
+        block_table=table,
+        cu_seqlens_q=starts,
+        max_seqlen_q=longest,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _slots(slot_mapping: Any, num_tokens: int, page_size: int) -> KVCache | None:
+    """Where new keys go: each row has a page of its own, and so many keys before it in that page."""
+    if slot_mapping is None:
+        return None
+    _check_rank("slot_mapping", slot_mapping, 1, num_tokens)
+    if not page_size:
+        raise ArgumentError("slot_mapping needs page_size; pass how many keys a page has")
+    slots = slot_mapping[:num_tokens]
+    # The kernel leaves out keys that there is no room for.
+    used = torch.where(slots < 0, page_size, slots % page_size)
+    return KVCache(used.int(), block_table=(slots.clamp(min=0) // page_size).int()[:, None])
+
+
+def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
+    """As many rows as a launch takes."""
+    if count <= _MOST_ROWS:
+        yield slots, slice(0, count)
+        return
+    for first in range(0, count, _MOST_ROWS):
+        rows = slice(first, min(first + _MOST_ROWS, count))
+        yield replace(slots, seqlens=slots.seqlens[rows], block_table=slots.block_table[rows]), rows
+
+
+def _written(step: Step, into: Step) -> Step:
+    """The earlier step, with the arrays of this one in the place of its own."""
+    new, old = _caches(step), _caches(into)
+    same = (step.num_tokens, [(g.first, g.last, g.each) for g in step.groups], step.slots is None)
+    if same != (into.num_tokens, [(g.first, g.last, g.each) for g in into.groups], into.slots is None):
+        raise ArgumentError("into has other numbers of sequences or tokens; plan a step of its own, and capture that")
+    for cache, other in zip(new, old, strict=True):
+        for name in ("seqlens", "batch_idx", "block_table", "cu_seqlens_q"):
+            array, place = getattr(cache, name), getattr(other, name)
+            if (array is None) != (place is None) or (array is not None and array.shape != place.shape):
+                raise ArgumentError(f"into has another shape of {name}; plan a step of its own, and capture that")
+            if array is not None and array.data_ptr() != place.data_ptr():
+                place.copy_(array)
+    return into
+
+
+def _caches(step: Step) -> list[KVCache]:
+    return [group.cache for group in step.groups] + ([] if step.slots is None else [step.slots])
+
+
+def _ints(x: Any) -> Any:
+    return x if x is None or x.dtype == torch.int32 else x.int()
+
+
+def _sequences(starts: Any, seq_lens: Any, table: Any, rows: Any) -> int:
+    """How many sequences there are, if the tensors agree."""
+    _check_rank("seq_lens", seq_lens, 1)
+    count = int(seq_lens.shape[0])
+    _check_rank("query_start_loc", starts, 1, count + 1, exact=True)
+    _check_rank("block_table", table, 2, 0 if rows is not None else count, exact=rows is None)
+    if rows is not None:
+        _check_rank("table_rows", rows, 1, count, exact=True)
+    return count
+
+
+def _check_rank(name: str, x: Any, rank: int, rows: int = 0, *, exact: bool = False) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
+    if x.dim() != rank or x.shape[0] < rows or (exact and x.shape[0] != rows):
+        wanted = f" and {'' if exact else 'at least '}{rows} rows" if rows or exact else ""
+        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have rank {rank}{wanted}")
+
+
+def _check_counts(**counts: object) -> None:
+    for name, value in counts.items():
+        if not is_whole(value, 0, _MOST):
+            raise ArgumentError(f"{name}={show(value)} is out of range; use a whole number from 0 to {_MOST}")

@@ -1,0 +1,39 @@
+"""The scales of 8-bit caches: layers that share all else of a ``KVCache`` have their own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from flashgen.errors import ArgumentError
+from flashgen.torch.options import check_flags
+
+
+class Scales(NamedTuple):
+    """What the elements of a cache are multiplied by, as in ``KVCache``."""
+
+    k: Any = None
+    v: Any = None
+    #: Whether each page has its own.
+    of_pages: bool = False
+
+
+NO_SCALES = Scales()
+
+
+def scales_of(k_scale: Any, v_scale: Any, page_scales: bool) -> Scales:
+    """The scales of a call whose sequences all have the same ones; an ArgumentError for others."""
+    if k_scale is v_scale is None and page_scales is False:
+        return NO_SCALES
+    check_flags(page_scales=page_scales)
+    for name, x in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a float32 torch.Tensor beside the cache")
+        if x.dim() > 1 and not page_scales:
+            raise ArgumentError(
+                f"{name} has shape {tuple(x.shape)}; pass one number or one for each head, which all sequences share"
+            )
+    return Scales(k_scale, v_scale, page_scales)

@@ -1,0 +1,84 @@
+"""The model of the decode kernel beside what the emulator counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+from flashgen.lab.io.decode import split_of
+from flashgen.lab.io.model import sizes_of
+from flashgen.plan import plan
+
+HOLES = fg.Mask.of(lambda b, h, q, k: (k // 128) % 2 == 0)
+#: Cache, mask, new tokens, keys, sequences, heads, and heads of keys.
+CALLS: dict[str, tuple[Any, ...]] = {
+    "one token": ("paged", fg.causal(), 1, 1000, 2, 8, 2),
+    "guesses": ("contiguous", fg.full(), 4, 700, 1, 8, 1),
+    "a window": ("paged", fg.window(150, 0), 3, 900, 2, 4, 2),
+    "many rows": ("contiguous", fg.causal(), 16, 300, 3, 16, 2),
+    "one block": ("paged", fg.causal(), 1, 40, 1, 1, 1),
+    "holes": ("contiguous", HOLES, 1, 640, 1, 2, 2),
+}
+
+
+def spec_of(cache: Any, mask: fg.Mask, **fields: Any) -> fg.AttentionSpec:
+    return fg.AttentionSpec(64, **{"dtype": "fp16", **fields}, mask=mask, direction="forward", cache=cache)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_model_is_what_the_emulator_counts(call: tuple[Any, ...]) -> None:
+    cache, mask, len_q, len_kv, batch, heads, heads_kv = call
+    found = fg.lab.count_io(
+        spec_of(cache, mask, head_dim_v=80), len_q, len_kv, batch=batch, heads=heads, heads_kv=heads_kv
+    )
+    (counted,), (model,) = found.counted.kernels, found.model.kernels
+    assert counted.name == model.name == "decode"
+    for side, own in ((counted.reads, model.reads), (counted.writes, model.writes)):
+        assert {name: count for name, count in side.items() if name != "counters and flags"} == own
+    assert found.error < 0.06
+
+
+@pytest.mark.parametrize("len_q", [1, 100])
+@pytest.mark.parametrize("fields", [{"cache_dtype": "e4m3"}, {"cache_dtype": "e5m2", "page_scales": True}], ids=str)
+def test_8_bit_keys_are_counted_as_such(len_q: int, fields: dict[str, Any]) -> None:
+    spec = spec_of("paged", fg.causal(), **fields)
+    found = fg.lab.count_io(spec, len_q, 500, heads=4, heads_kv=2)
+    (counted,), (model,) = found.counted.kernels, found.model.kernels
+    assert counted.name == model.name == "decode"
+    assert {name: count for name, count in counted.reads.items() if name != "counters and flags"} == model.reads
+    wide = fg.lab.io_model(spec_of("paged", fg.causal()), 1, 500, heads=4, heads_kv=2)["plan"].kernels[0]
+    row_tiles = -(-len_q * 2 // 64)
+    assert 2 * model.reads["K"] == 2 * counted.reads["K"] == row_tiles * wide.reads["K"]
+
+
+def test_keys_and_values_move_once_for_all_heads_that_share_them() -> None:
+    spec = spec_of("paged", fg.causal())
+    model = fg.lab.io_model(spec, 1, 4096, batch=8, heads=32, heads_kv=8)
+    (kernel,) = model["plan"].kernels
+    assert kernel.reads["K"] == kernel.reads["V"] == 8 * 8 * 4096 * 64 * 2
+    assert model["fa2"].kernels[0].reads["K"] == 4 * kernel.reads["K"]
+    assert "4096 tiles of keys (64 x 64) are shared out to" in model["plan"].assumptions
+
+
+def test_more_multiprocessors_make_more_parts() -> None:
+    spec = spec_of("paged", fg.causal())
+    splits = []
+    for multiprocessors in (1, 20, 10**6):
+        sizes = sizes_of(spec, 1, 4096, 1, 8, 2, None, "sm_80", "forward", multiprocessors)
+        splits.append(split_of(sizes, plan(spec, None, "sm_80").kernel("decode")))
+    assert [split.blocks for split in splits] == [3, 32, 32]
+    assert all(split.blocks <= split.parts <= split.blocks + split.items for split in splits)
+    alone = sizes_of(spec, 1, 64, 1, 8, 2, None, "sm_80", "forward")
+    assert split_of(alone, plan(spec, None, "sm_80").kernel("decode")).shared_parts == 0
+
+
+def test_calls_of_other_kernels_are_modelled_and_not_counted() -> None:
+    spec = spec_of("paged", fg.causal())
+    assert fg.lab.io_model(spec, 100, 500)["plan"].kernels[0].name == "forward"
+    assert fg.lab.io_model(spec_of("paged", fg.causal(), dtype="fp32"), 1, 500)["plan"].kernels[0].name == "forward"
+    with pytest.raises(fg.ArgumentError, match="is counted for calls of the decode kernel alone"):
+        fg.lab.count_io(spec, 100, 500)
+    with pytest.raises(fg.ArgumentError, match="multiprocessors=0 is out of range"):
+        fg.lab.io_model(spec, 1, 500, multiprocessors=0)
