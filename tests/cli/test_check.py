@@ -159,7 +159,8 @@ def test_a_systematic_error_that_every_bound_allows_is_found(flashgen: Any, repl
 
 
 def test_a_systematic_error_of_one_pass_is_an_object_too(flashgen: Any, replace_in_all: Replace) -> None:
-    replace_in_all("scale[2] = {p.scale, p.scale}", "scale[2] = {1.03f * p.scale, 1.03f * p.scale}")
+    scale = "dk_scale[2] = {p.scale * kept, p.scale * kept}"
+    replace_in_all(scale, scale.replace("p.scale", "1.03f * p.scale"))
     result = flashgen("check", "--head-dim", "64", "--causal", "--arch", "sm_90a", "--cases", "30", "--json")
     assert result.code == 1
     value = json.loads(result.out)

@@ -92,7 +92,8 @@ def test_the_sample_has_every_kernel_on_every_arch() -> None:
     roles: dict[str, set[str]] = {arch: set() for arch in ARCHS}
     for spec, schedule, arch in BUILDS.values():
         roles[arch] |= {k.role for k in plan(spec, schedule, arch).kernels}
-    assert all(found == {"forward", "prepare", "main", "query", "finish"} for found in roles.values())
+    everywhere = {"forward", "prepare", "main", "query", "finish"}
+    assert {arch: found - everywhere for arch, found in roles.items() if found != everywhere} == {"sm_90a": {"repair"}}
     everything = {(spec.dtype, spec.mask.is_full) for spec, _, _ in BUILDS.values()}
     assert everything >= {("fp16", True), ("fp16", False), ("bf16", True), ("bf16", False), ("fp32", False)}
 

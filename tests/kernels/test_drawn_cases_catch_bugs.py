@@ -76,9 +76,10 @@ BUGS = {
     ),
     "offset of a page in 32 bits": Bug(
         forward(cache="paged"),
-        "pages[page] * page_stride",
-        "pages[page] * static_cast<i32>(page_stride)",
+        "page * page_stride + row * row_stride",
+        "page * static_cast<i32>(page_stride) + row * row_stride",
         lambda case: case.layouts[1] == "huge-batch-stride",
+        roles=("decode",),
     ),
     "values of another sequence where there are more than two": Bug(
         forward(),

@@ -258,6 +258,7 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
         "query",
         "clear_gaps",
         "finish",
+        "repair",
     }
     assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}
     assert {made.schedule.warps.kind for made in plans if made.schedule.warps} == {

@@ -105,7 +105,8 @@ TABLE = {
     ),
 }
 
-#: Rows for masks that compare captured integers along the sequence, as document masks do.
+#: Rows for masks that compare captured integers along the sequence, as document masks do, and for dropout and
+#: sequences with lengths of their own, which take registers.
 DOCUMENTS = {
     (64, 64): Row(
         consumers=2,
@@ -113,7 +114,7 @@ DOCUMENTS = {
         stages=3,
         tile_kv_pair_loads=TileKv(band=80, block_sparse=64),
         tile_kv_prefetched=TileKv(band=112, block_sparse=96),
-        reason="smaller tiles of queries, as documents cut most tiles",
+        reason="smaller tiles of queries, as documents cut most tiles, and more registers for each thread",
     ),
 }
 

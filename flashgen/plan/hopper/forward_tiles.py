@@ -46,7 +46,7 @@ def table_dims(spec: AttentionSpec) -> tuple[int, int]:
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
-    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.cache):
+    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
         return DOCUMENTS[dims]
     return TABLE[dims]
 
@@ -72,9 +72,6 @@ def row_of(spec: AttentionSpec) -> Row:
     elif spec.cache:
         # The first warpgroup counts tiles and looks pages up, which takes registers.
         row = replace(row, registers=(56, 224))
-    elif narrow and spec.varlen:
-        # The first warpgroup counts tiles, which takes registers.
-        row = replace(row, registers=(56, 152), tile_kv=112)
     elif narrow and not score_is_light(spec):
         row = replace(row, tile_kv=112)
     if spec.score is not None and spec.score.traced.tensors and not score_is_light(spec):
