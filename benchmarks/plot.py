@@ -151,15 +151,6 @@ PLOTS = (
     Plot("algorithms/index.md", "roofline.svg", roofline),
     Plot("speed-hopper.md", "speed-hopper-forward.svg", rates(("flashgen", "cudnn", "fa2", "fa3", "fa4"))),
     Plot("speed-hopper.md", "speed-hopper-others.svg", bars(_problem, {"vs the best": ""}, "rate over the best peer")),
-    Plot(
-        "speed-hopper.md",
-        "speed-hopper-hostile.svg",
-        bars(
-            lambda row: row["data"],
-            {f"D={dim}": f"D={dim}" for dim in (64, 96, 128, 192, 256)},
-            "time over that of normal data",
-        ),
-    ),
     Plot("speed-hopper.md", "speed-hopper-backward.svg", rates(("flashgen", "cudnn", "fa2", "fa4"))),
     Plot("speed-hopper.md", "speed-hopper-deterministic.svg", means),
     Plot(
