@@ -32,8 +32,8 @@
 //          1024  Which tile of queries a persistent block computes next.
 //          1057  A tile of queries of the kernel that computes dQ alone.
 //          1088  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1153  The backward pass on Hopper, for heads wider than 128.
-//          1507  The kernel: its configuration, parameters and text.
+//          1152  The backward pass on Hopper, for heads wider than 128.
+//          1506  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -729,11 +729,11 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys that every query of [q_begin, q_end) may attend to.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = len_kv;
-    end = smaller(end, q_begin + upper + 1);
-    return {ceil_div(begin, tile), larger(end, 0) / tile};
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
   }
 };
 
@@ -1140,14 +1140,13 @@ struct BandBlocks {
   struct Own {
     Range some, all;
   };
-  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
-    const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
-              end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
-    if (end_q <= first_q) return {};
-    const Mask mask = tile.template mask<Mask>(p);
-    return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
-  }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
+  // The same computed for one block, which takes fewer registers.
+  FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
 };
 
 // ---- flashgen/sm90/backward_query_mainloop.cuh
@@ -1404,7 +1403,7 @@ struct BackwardQueryMainloop {
       const i32 first_q = tile.first_q + (here.warp - 4) * kWarpRows, first_key = blocks.block * cfg.tile_kv;
       Score::template take_factors<cfg.tile_kv>(scores, p, tile, lse, first_q, first_key, here);
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
-      if (blocks.needs_mask(Blocks::own_of(p, tile, here.warp / 4 - 1)))
+      if (blocks.needs_mask(p, tile, here.warp / 4 - 1))
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).

@@ -23,20 +23,20 @@
 //           901  Dropout of probabilities.
 //           918  The sizes of a forward kernel for Hopper.
 //           949  Banded masks.
-//          1039  A tile of queries, as the producer announces it to the consumers.
-//          1088  What a softmax takes exponentials of.
-//          1118  What an online softmax keeps of each row from one tile of keys to the next.
-//          1156  The online softmax of a warpgroup's rows.
-//          1271  Writing a warpgroup's results to shared and global memory.
-//          1291  The results of a tile.
-//          1391  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1457  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1515  The order in which persistent blocks draw tiles.
-//          1551  Which tile of queries a persistent block computes next.
-//          1584  The scheduler.
-//          1652  What happens to products Q K^T before the softmax.
-//          1674  The forward pass on Hopper.
-//          2181  The kernel: its configuration, parameters and text.
+//          1046  A tile of queries, as the producer announces it to the consumers.
+//          1095  What a softmax takes exponentials of.
+//          1125  What an online softmax keeps of each row from one tile of keys to the next.
+//          1163  The online softmax of a warpgroup's rows.
+//          1278  Writing a warpgroup's results to shared and global memory.
+//          1298  The results of a tile.
+//          1398  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1470  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1528  The order in which persistent blocks draw tiles.
+//          1564  Which tile of queries a persistent block computes next.
+//          1597  The scheduler.
+//          1665  What happens to products Q K^T before the softmax.
+//          1687  The forward pass on Hopper.
+//          2194  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -992,6 +992,13 @@ struct Band {
     empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
 };
 
 // A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
@@ -1452,6 +1459,12 @@ struct BandBlocks {
   }
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
+  // The same computed for one block, which takes fewer registers.
+  FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
@@ -2144,7 +2157,7 @@ struct ForwardMainloop {
     // Whether V holds NaN or infinity, which must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
+      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
              panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
   };

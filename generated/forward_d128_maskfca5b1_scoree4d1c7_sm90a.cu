@@ -32,16 +32,16 @@
 //          1304  The results of a tile.
 //          1404  Walking over the tiles that a mask does not rule out.
 //          1454  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1550  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1608  The order in which persistent blocks draw tiles.
-//          1644  Which tile of queries a persistent block computes next.
-//          1677  The scheduler.
-//          1745  Scores.
-//          1806  What happens to products Q K^T before the softmax.
-//          1854  The forward pass on Hopper.
-//          2359  What the printed text of a mask or score is made of.
-//          2545  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2655  The kernel: its configuration, parameters and text.
+//          1553  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1611  The order in which persistent blocks draw tiles.
+//          1647  Which tile of queries a persistent block computes next.
+//          1680  The scheduler.
+//          1748  Scores.
+//          1809  What happens to products Q K^T before the softmax.
+//          1857  The forward pass on Hopper.
+//          2362  What the printed text of a mask or score is made of.
+//          2548  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2658  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1545,6 +1545,9 @@ struct SparseBlocks {
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
     return (flags >> (kFull + own.consumer) & 1u) == 0;
   }
+  FLASHGEN_DEVICE bool needs_mask(const auto&, const auto&, i32 consumer) const {
+    return needs_mask(Own{consumer});
+  }
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
@@ -2324,7 +2327,7 @@ struct ForwardMainloop {
     // Whether V holds NaN or infinity, which must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
+      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
              panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
   };

@@ -23,20 +23,20 @@
 //           905  Dropout of probabilities.
 //           922  The sizes of a forward kernel for Hopper.
 //           953  Banded masks.
-//          1039  A tile of queries, as the producer announces it to the consumers.
-//          1088  What a softmax takes exponentials of.
-//          1118  What an online softmax keeps of each row from one tile of keys to the next.
-//          1156  The online softmax of a warpgroup's rows.
-//          1271  Writing a warpgroup's results to shared and global memory.
-//          1291  The results of a tile.
-//          1391  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1457  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1515  The order in which persistent blocks draw tiles.
-//          1551  Which tile of queries a persistent block computes next.
-//          1584  The scheduler.
-//          1652  What happens to products Q K^T before the softmax.
-//          1674  The forward pass on Hopper.
-//          2181  The kernel: its configuration, parameters and text.
+//          1045  A tile of queries, as the producer announces it to the consumers.
+//          1094  What a softmax takes exponentials of.
+//          1124  What an online softmax keeps of each row from one tile of keys to the next.
+//          1162  The online softmax of a warpgroup's rows.
+//          1277  Writing a warpgroup's results to shared and global memory.
+//          1297  The results of a tile.
+//          1397  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1469  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1527  The order in which persistent blocks draw tiles.
+//          1563  Which tile of queries a persistent block computes next.
+//          1596  The scheduler.
+//          1664  What happens to products Q K^T before the softmax.
+//          1686  The forward pass on Hopper.
+//          2193  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -993,6 +993,12 @@ struct Band {
     bool empty = k_begin >= len_kv;
     return empty;
   }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    return full;
+  }
 };
 
 // A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
@@ -1452,6 +1458,12 @@ struct BandBlocks {
   }
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
+  // The same computed for one block, which takes fewer registers.
+  FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
@@ -2144,7 +2156,7 @@ struct ForwardMainloop {
     // Whether V holds NaN or infinity, which must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
+      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
              panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
   };

@@ -48,15 +48,16 @@ SAMPLE: list[Build] = [
 #: What spills in the loop, and how many bytes at most: scores that read something for each pair, or a number of the
 #: call, for whose addresses and values there are no registers beside sums of so many columns.
 SPILLS: dict[Build, int] = {
+    ((192, 128), "bias alone", "bf16", "query"): 32,
     ((192, 128), "bias", "bf16", "query"): 16,
+    ((192, 192), "bias alone", "bf16", "query"): 32,
     ((192, 192), "bias", "bf16", "query"): 16,
-    ((256, 256), "any softcap", "bf16", "query"): 44,
-    ((256, 256), "softcap of a call", "bf16", "query"): 40,
+    ((256, 256), "softcap of a call", "bf16", "query"): 56,
     ((256, 256), "bias alone", "bf16", "main"): 8,
-    ((256, 256), "bias alone", "bf16", "query"): 132,
-    ((256, 256), "bias, softcap", "bf16", "query"): 144,
-    ((256, 256), "wide bias", "bf16", "query"): 152,
-    ((256, 256), "bias", "bf16", "query"): 120,
+    ((256, 256), "bias alone", "bf16", "query"): 148,
+    ((256, 256), "bias, softcap", "bf16", "query"): 160,
+    ((256, 256), "wide bias", "bf16", "query"): 160,
+    ((256, 256), "bias", "bf16", "query"): 132,
 }
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 

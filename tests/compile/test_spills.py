@@ -28,7 +28,12 @@ KNOWN_SPILLS_BEFORE_13_5 = {"backward_main_d128_causal_sm90a": 24, "backward_que
 #: Bytes of stack without spills: an array that the compiler indexes at run time.
 KNOWN_STACK_BEFORE_13_5 = {"forward_d64_splitk_sm80": 160}
 #: With all releases: O in multiply_careful, which multiplies values that are not finite.
-CAREFUL_STACK = {"decode_d64_causal_pages_sm80": 128}
+CAREFUL_STACK = {
+    "decode_d64_causal_pages_sm80": 128,
+    "decode_d128_causal_pages_e4m3_sm90a": 256,
+    "forward_d128_causal_sm90a": 384,
+    "forward_d128_maskfca5b1_scoree4d1c7_sm90a": 384,
+}
 LINEAGE_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 #: With less aligned arrays, tiles wait in registers.
 LINEAGE_DTYPES = (("fp16", 16), ("fp32", 16), ("fp16", 2))

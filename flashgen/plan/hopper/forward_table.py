@@ -58,7 +58,7 @@ TABLE = {
         consumers=3,
         tile_kv=128,
         stages=4,
-        tile_kv_pair_loads=TileKv(band=64, block_sparse=48),
+        tile_kv_pair_loads=TileKv(band=48, block_sparse=48),
         tile_kv_prefetched=TileKv(band=80, block_sparse=48),
         tile_kv_16bit_bias=96,
         reason="three warpgroups, as exponentials and not products set the pace at this width",
@@ -124,7 +124,7 @@ MASK_OPS_TILE_KV = {
     (96, 96): (96, 96),
     (128, 128): (96, 80),
     (192, 128): (96, 80),
-    (192, 192): (96, 112),
+    (192, 192): (96, 80),
 }
 FEW_MASK_OPS = 6
 #: ``tile_kv`` of the fallback, if the assembler runs out of registers. With fewer keys the portable kernel is as fast,

@@ -260,7 +260,7 @@ struct BackwardQueryMainloop {
       const i32 first_q = tile.first_q + (here.warp - 4) * kWarpRows, first_key = blocks.block * cfg.tile_kv;
       Score::template take_factors<cfg.tile_kv>(scores, p, tile, lse, first_q, first_key, here);
       // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
-      if (blocks.needs_mask(Blocks::own_of(p, tile, here.warp / 4 - 1)))
+      if (blocks.needs_mask(p, tile, here.warp / 4 - 1))
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).

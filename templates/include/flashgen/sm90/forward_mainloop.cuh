@@ -483,7 +483,7 @@ struct ForwardMainloop {
     // Whether V holds NaN or infinity, which must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(Blocks::own_of(p, tile_of(step), number)) &&
+      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
              panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
   };

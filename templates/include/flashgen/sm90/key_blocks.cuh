@@ -66,6 +66,12 @@ struct BandBlocks {
   }
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
+  // The same computed for one block, which takes fewer registers.
+  FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
+    const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
+    return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
+                                                first_key, first_key + cfg.tile_kv);
+  }
 };
 
 // For any other mask the producer skips blocks without allowed pairs, and sends a message with each other
@@ -141,6 +147,9 @@ struct SparseBlocks {
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (flags >> (kEmpty + own.consumer) & 1u) != 0; }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
     return (flags >> (kFull + own.consumer) & 1u) == 0;
+  }
+  FLASHGEN_DEVICE bool needs_mask(const auto&, const auto&, i32 consumer) const {
+    return needs_mask(Own{consumer});
   }
 };
 
