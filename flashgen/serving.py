@@ -1,12 +1,12 @@
 """What an engine's attention backend calls: ``plan`` once a step, then ``append`` and ``run`` in every layer.
 
-An engine batches sequences that are at different places: some generate a token, others still read their prompt. Keys
-and values lie in pages. Four tensors describe a step, here under vLLM's names:
+An engine batches sequences in different phases: some decode a token, others are in prefill. Keys and values lie in
+pages. Four tensors describe a step, here under vLLM's names:
 
 - ``query_start_loc`` ``(B + 1,)``: the new tokens of sequence i are rows ``query_start_loc[i]`` up to
   ``query_start_loc[i + 1]`` of q, k and v, which are ``(tokens, heads, head_dim)``;
 - ``seq_lens`` ``(B,)``: how many keys each sequence has, the new ones included;
-- ``block_table`` ``(B, n)``: the pages of each sequence, which are never read beyond its length;
+- ``block_table`` ``(B, n)``: the pages of each sequence; entries beyond its length are never read;
 - ``slot_mapping`` ``(tokens,)``: where each new key goes: slot s is row ``s % page_size`` of page ``s // page_size``.
   A negative slot is padding, and nothing is written for it.
 
@@ -39,7 +39,7 @@ from flashgen.torch.scales import NO_SCALES, Scales, scales_of
 __all__ = ["Group", "Step", "append", "plan", "run"]
 
 _CAUSAL = causal()
-#: New keys are put into the cache by a kernel that has a mask, too, which it does not look at: the usual one.
+#: The kernel that appends belongs to a program, and a program has a mask. Appending ignores it.
 _APPENDING = Program(limits_of(_CAUSAL))
 #: The most rows of one launch that appends.
 _MOST_ROWS = 65535
@@ -48,12 +48,12 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring sequences that one call attends for."""
+    """Consecutive sequences whose attention one call computes."""
 
     #: Their rows among those of the step.
     first: int
     last: int
-    #: How many queries each has, where all have as many; 0 where they are packed.
+    #: Queries of each sequence if all have the same number; 0 if they are packed.
     each: int
     cache: KVCache
 
@@ -64,7 +64,7 @@ class Step:
 
     num_tokens: int
     groups: tuple[Group, ...]
-    #: Where new keys go: each row is a sequence of its own to the kernel, with one page.
+    #: Where new keys go. The append kernel sees each new token as a sequence with one page.
     slots: KVCache | None
 
 
@@ -85,15 +85,15 @@ def plan(
 ) -> Step:
     """Describes a step. ``num_tokens`` and ``max_query_len`` are known on the host; nothing is read from the device.
 
-    Where each of the first ``num_decodes`` sequences has ``decode_query_len`` new tokens, these run by the decode
-    kernel, whatever the others have. Without it, all do if ``max_query_len`` is small. Such a sequence that pads a
-    batch has as many rows, and no keys. ``table_rows`` ``(B,)`` names
-    the row of block_table of each sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With
-    ``batch_invariant`` the result of a sequence has the same bits in any batch.
+    The first ``num_decodes`` sequences run by the decode kernel. Each must have ``decode_query_len`` new tokens. If
+    one of them is padding, it has these rows, too, and no keys. With ``num_decodes=0``, all sequences run by the decode
+    kernel if ``max_query_len`` is small enough. ``table_rows`` ``(B,)`` names the row of ``block_table`` of each
+    sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With ``batch_invariant`` the result of a sequence
+    has the same bits in any batch.
 
-    A CUDA graph that captured layers reads the arrays of its step. Pass that step as ``into`` before a replay: what
-    this one computes is then written into those arrays. Both must have as many sequences and tokens. Instead, ``plan``
-    may itself be captured.
+    A CUDA graph of the layers reads the arrays of the step that it captured. Pass that step as ``into`` before a
+    replay: ``plan`` then writes the new step into those arrays. Both steps must have the same numbers of sequences and
+    tokens. Alternatively, capture the call of ``plan``, too.
     """
     _check_counts(num_tokens=num_tokens, max_query_len=max_query_len, page_size=page_size, num_decodes=num_decodes)
     count = _sequences(query_start_loc, seq_lens, block_table, table_rows)
@@ -129,7 +129,7 @@ def append(
     v_scale: Any = None,
     page_scales: bool = False,
 ) -> None:
-    """Puts the new keys and values of a step, ``(tokens, heads_kv, head_dim)``, into the cache, in place."""
+    """Writes the new keys and values of a step, ``(tokens, heads_kv, head_dim)``, into the cache."""
     if step.slots is None:
         raise ArgumentError("the step was planned without slot_mapping and page_size; pass them to plan")
     for name, x, rank in (("k", k, 3), ("v", v, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
@@ -158,7 +158,7 @@ def run(
 
     Rows of q beyond ``num_tokens`` are padding. The result has ``num_tokens`` rows and is written into the first rows
     of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. ``mask`` and ``score`` are those of
-    ``flashgen.attention``; the last key is that of the last query.
+    ``flashgen.attention``. They align the last query of a sequence with its last key.
     """
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
@@ -180,7 +180,7 @@ def attend_step(
     return_lse: bool = False,
     scales: Scales = NO_SCALES,
 ) -> Any:
-    """What ``run`` does, for a mask and a score that are a program already."""
+    """Like ``run``, for a mask and a score that are already a program."""
     outs, lses = [], []
     for group in step.groups:
         is_all = group.first == 0 and group.last == q.shape[0]
@@ -207,7 +207,7 @@ def _joined(parts: list[Any], axis: int, shape: tuple[int, ...], like: Any) -> A
 
 
 def _cache(places: list[Any], first: int, last: int, starts: Any, longest: int, batch_invariant: bool) -> KVCache:
-    """The cache as the sequences from ``first`` to ``last`` see it."""
+    """The cache of the sequences from ``first`` up to ``last``."""
     seqlens, rows, table = places
     if rows is None:
         table = table[first:last]
@@ -224,20 +224,20 @@ def _cache(places: list[Any], first: int, last: int, starts: Any, longest: int, 
 
 
 def _slots(slot_mapping: Any, num_tokens: int, page_size: int) -> KVCache | None:
-    """Where new keys go: each row has a page of its own, and so many keys before it in that page."""
+    """Where new keys go: to the kernel each row is a sequence with one page, whose length is the row's place in it."""
     if slot_mapping is None:
         return None
     _check_rank("slot_mapping", slot_mapping, 1, num_tokens)
     if not page_size:
         raise ArgumentError("slot_mapping needs page_size; pass how many keys a page has")
     slots = slot_mapping[:num_tokens]
-    # The kernel leaves out keys that there is no room for.
+    # The kernel drops keys beyond the page, so a negative slot gets a place there.
     used = torch.where(slots < 0, page_size, slots % page_size)
     return KVCache(used.int(), block_table=(slots.clamp(min=0) // page_size).int()[:, None])
 
 
 def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
-    """As many rows as a launch takes."""
+    """The slots in portions that one launch can append."""
     if count <= _MOST_ROWS:
         yield slots, slice(0, count)
         return
@@ -247,7 +247,7 @@ def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
 
 
 def _written(step: Step, into: Step) -> Step:
-    """The earlier step, with the arrays of this one in the place of its own."""
+    """The earlier step ``into``, after the arrays of ``step`` are copied into its arrays."""
     new, old = _caches(step), _caches(into)
     same = (step.num_tokens, [(g.first, g.last, g.each) for g in step.groups], step.slots is None)
     if same != (into.num_tokens, [(g.first, g.last, g.each) for g in into.groups], into.slots is None):

@@ -53,7 +53,7 @@ print([name for name in ("numpy", "torch") if name in sys.modules])
 
 
 def test_every_public_name_exists() -> None:
-    torch_names = {"torch", "attention", *(name for name in fg.__all__ if name.startswith("flash_attn_"))}
+    torch_names = {"torch", "attention", "serving", *(name for name in fg.__all__ if name.startswith("flash_attn_"))}
     for name in set(fg.__all__) - torch_names - {"emulator"}:
         assert getattr(fg, name) is not None
     assert set(fg.__all__) <= set(dir(fg))

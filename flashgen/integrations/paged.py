@@ -1,8 +1,8 @@
 """transformers' continuous batching: layers attend to the pages of its cache.
 
-Its manager names the keys of a step in one of two ways: by a table of pages, if every sequence generates one token;
-else by the place of each key, of which those that begin a page make a table. Layers that keep a ring of keys for a
-sliding window have no pages, and transformers gathers their keys.
+transformers describes the keys of a step in one of two ways. If every sequence decodes one token, there is a table of
+pages. Otherwise there is the index of each key in the cache, and the first key of each page gives the table. Layers
+that keep a ring of keys for a sliding window have no pages, so transformers gathers their keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _names: set[str] = set()
 
 
 class PagedCall(NamedTuple):
-    """What a layer attends by."""
+    """The scale, mask and score of a layer."""
 
     scale: float | None
     program: Program
@@ -35,13 +35,13 @@ class PagedCall(NamedTuple):
 
 
 def is_paged(cache: object) -> bool:
-    """Whether a layer was called by continuous batching."""
+    """Whether continuous batching called the layer."""
     return isinstance(cache, PagedAttentionCache)
 
 
 @torch.compiler.disable
 def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
-    """The output ``(1, tokens, heads, head_dim)``; new keys and values are put into the cache."""
+    """The output ``(1, tokens, heads, head_dim)``. Also writes new keys and values into the cache."""
     allocator = options["cache"].layer_to_allocator[module.layer_idx]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if not allocator.supports_block_table:
@@ -52,7 +52,7 @@ def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict
     k_pages, v_pages = allocator.get_cache_for_block_table(module.layer_idx)
     serving.append(step, k, v, k_pages, v_pages)
     if options["block_table"] is None and options["read_index"][allocator.index].numel() == 0:
-        # All are whole prompts, whose keys are at hand.
+        # No sequence has earlier keys: all are whole prompts, so k and v are complete.
         kind = allocator.layer_type
         lengths = {"cu_seq_lens_k": options["cu_seq_lens_k"][kind], "max_length_k": options["max_length_k"][kind]}
         return _packed(q, k, v, {**options, **lengths}, call)[None]
@@ -60,10 +60,10 @@ def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict
 
 
 def accept(name: str) -> None:
-    """Has continuous batching take models with ``attn_implementation=name``, and plan for them as for flash attention.
+    """Makes continuous batching treat ``attn_implementation=name`` as flash attention.
 
-    It takes names of its own alone, and has no place to register others. So the functions by which it asks for flash
-    attention are replaced where it uses them. Those of releases that ask otherwise stay as they are.
+    It accepts a fixed list of names and has no registry. So this replaces the functions by which it checks for flash
+    attention, in the modules that call them. Releases without these functions are left unchanged.
     """
     _names.add(name)
     for asking in ("continuous_api", "initialization", "cache"):
@@ -78,7 +78,7 @@ def accept(name: str) -> None:
 
 
 def _with_names(asks: Any) -> Any:
-    """The question whether flash attention is asked for, to which the registered names also say yes."""
+    """``is_flash_attention_requested``, which also returns True for the registered names."""
 
     def is_flash_attention_requested(
         config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
@@ -91,7 +91,7 @@ def _with_names(asks: Any) -> Any:
 
 
 def _with_functions(loads: Any) -> Any:
-    """The functions of flash attention; of the registered names it matters only that there is one for caches."""
+    """``lazy_import_flash_attention``, which for a registered name only returns a function for caches."""
 
     def lazy_import_flash_attention(implementation: str | None, *others: Any, **options: Any) -> Any:
         if implementation in _names:
@@ -104,7 +104,7 @@ def _with_functions(loads: Any) -> Any:
 
 _REPLACED = {"is_flash_attention_requested": _with_names, "lazy_import_flash_attention": _with_functions}
 
-#: The step of each kind of layers. Their first layer plans it anew, so that a CUDA graph captures the planning, too.
+#: The step of each kind of layer. The first layer of a kind plans it, so that a CUDA graph captures the planning, too.
 _steps: weakref.WeakKeyDictionary[Any, dict[int, serving.Step]] = weakref.WeakKeyDictionary()
 
 
@@ -134,14 +134,14 @@ def _planned(allocator: Any, tokens: int, options: dict[str, Any]) -> serving.St
 
 
 def _pages(places: Any, first: Any, size: int) -> Any:
-    """The page of each key that is the first of one; what lies beyond a sequence is never read."""
+    """The page of the key at each index in ``first``. Entries beyond a sequence are never read."""
     if not places.numel():
         return torch.zeros_like(first)
     return places[first.clamp(max=places.shape[0] - 1)] // size
 
 
 def _packed(q: Any, k: Any, v: Any, options: dict[str, Any], call: PagedCall) -> Any:
-    """Attention to keys that lie side by side."""
+    """Attention to packed keys."""
     longest = int(options["max_length_q"]), int(options["max_length_k"])
     sequences = Sequences(options["cu_seq_lens_q"].int(), options["cu_seq_lens_k"].int(), *longest)
     out, _ = attend(q, k, v, call.program, call.captured, Options(call.scale, None, 0.0, sequences))

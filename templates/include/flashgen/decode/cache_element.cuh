@@ -1,12 +1,12 @@
-// What the cache holds: the CacheElement policy of the decode mainloop. It says how rows of K and V lie in
-// shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
+// The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
+// V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch(slot, page, thread)        starts copies of what a slice of keys needs beside its elements
+//     fetch(slot, page, thread)        starts copies of the scales of a slice of keys
 //     slice(slot, thread)              the scales of a slice's keys:
-//       scale(scores, queries)           makes products Q K^T of what tensor cores multiplied
-//       raise(scores)                    adds the logarithms of the values' scales to logits
+//       scale(scores, queries)           multiplies products by the scales of K and Q
+//       raise(scores)                    adds logarithms to logits, so that P includes the scales of V
 //       total(a, b, n)                   what two exponentials of block n add to the row's sum
-//     finish(out)                      makes accumulators O
+//     finish(out)                      makes O of accumulators: the last scale, and the order of columns
 //     column(n, thread)                the first of the two columns of O that a lane holds of block n
 #pragma once
 #include "flashgen/decode/rows.cuh"

@@ -1,4 +1,4 @@
-// The queries beside a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane gets.
+// Queries for a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane multiplies.
 #pragma once
 #include "flashgen/decode/rows.cuh"
 #include "flashgen/softmax.cuh"
@@ -8,9 +8,9 @@ namespace flashgen {
 // Columns of a row in shared memory: an even number of 16-byte chunks.
 constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
-// The rows of Q as 16-bit floats with five bits of exponent. Each row of bfloat16 is divided by a power of
-// two, so that its largest element is between 2^14 and 2^15: elements 2^29 times smaller than that are still
-// exact.
+// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
+// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
+// to 2^-29 times the largest are still exact.
 template <DecodeConfig cfg, class T, bool in_registers>
 struct EightBitQueries;
 
@@ -30,7 +30,7 @@ struct QueryWords {
   }
 };
 
-// What a row is multiplied by, and what brings its products back.
+// The factor that brings a row into the range of fp16, and its inverse for the row's products.
 struct RowScaling {
   float down;
   float back;
@@ -48,7 +48,7 @@ FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, fl
 }
 FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
   const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
-  // So both factors are normal numbers. NaN and infinity stay what they are.
+  // Bounded, so that both factors are normal numbers. NaN and infinity stay NaN and infinity.
   const i32 bounded = smaller(larger(exponent, 41), 254);
   return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
 }
@@ -76,7 +76,7 @@ struct QuerySource {
   }
 };
 
-// In registers.
+// Queries in registers.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, true> {
   using Source = QuerySource<cfg, T>;
@@ -110,7 +110,8 @@ struct EightBitQueries<cfg, T, true> {
   FLASHGEN_DEVICE const LeftHeld<half_t, 1, Source::steps>& left(Thread) const { return held; }
 };
 
-// In shared memory: what each lane of a warp multiplies, which no other lane reads.
+// Queries in shared memory. Each lane writes the fragments that it multiplies, and no other lane reads them.
+// So no barrier is needed.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, false> {
   using Source = QuerySource<cfg, T>;

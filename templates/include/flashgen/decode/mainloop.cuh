@@ -1,19 +1,20 @@
-// Attention of few new tokens to a cache: O = softmax(Q K^T) V, at the speed at which memory delivers K and
-// V.
+// Attention of few new tokens to a cache: O = softmax(Q K^T) V. Reading K and V takes most of the time, so
+// each is read once for all query heads that share it.
 //
-// The warps of a block split the keys of a tile between them. If the rows fill more than one block of 16,
-// they split the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its
-// own slice of every tile through a ring of stages. So as long as no warp reads another's keys, the loop has
-// no barrier.
+// An item is a tile of query rows of one key/value head of one sequence (rows.cuh). The warps of a thread
+// block split the keys of a tile between them. If the rows fill more than one block of 16, the warps split
+// the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its own slice of
+// every tile through a ring of stages. So if no warp reads another's keys (row_warps == 1), the loop has no
+// barrier.
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
-// At the end of an item the block merges its warps' results through shared memory. Blocks that share an item
-// leave their parts in a workspace, and the last of them to finish merges these.
+// At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
+// share an item write their parts to a workspace, and the last of them to finish merges these.
 //
-// Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
-// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
-// the shared-memory map.
+// Policies: Mask says which keys a row may attend to, Score (scores.cuh) how logits follow from products,
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets in
+// shared memory, which the plan computes.
 #pragma once
 #include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/careful_product.cuh"
@@ -70,7 +71,7 @@ struct DecodeMainloop {
 
   // ---- How the warps share a tile
 
-  // So many warps take different rows of the same keys: 1, 2 or 4.
+  // How many warps take different rows of the same keys: 1, 2 or 4.
   FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
     const i32 blocks = item.row_blocks();
     return blocks <= 2 ? blocks : cfg.warps;
@@ -78,7 +79,7 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // Tiles that hold allowed pairs.
+  // A function that tells whether a tile of keys holds allowed pairs.
   FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
     return [this, &item](i32 tile) {
       const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
@@ -107,7 +108,7 @@ struct DecodeMainloop {
     const CacheElement cache = CacheElement::of(p, item, base);
     const Stored* const keys = p.k + item.head_kv * p.k_head;
     const Stored* const values = p.v + item.head_kv * p.v_head;
-    // No key before or behind these is read: its page may have been given away.
+    // No key outside this range is read: its page may belong to another sequence by now.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
@@ -137,7 +138,7 @@ struct DecodeMainloop {
     softmax.reset();
 
     find_next(thread);
-    // The numbers of the tiles whose copies are under way. The first steps only start copies.
+    // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 under_way[cfg.stages - 1] = {};
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
@@ -145,7 +146,7 @@ struct DecodeMainloop {
       const Thread here = thread.recomputed();
       const i32 first_key = under_way[0] * cfg.tile_kv;
       if (step >= 0) {
-        // The tile has arrived, and nobody needs the stage that the next copies overwrite.
+        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
         cp_async_wait<cfg.stages - 2>();
         if (row_warps == 1) {
           warp_sync();
@@ -220,7 +221,7 @@ struct DecodeMainloop {
     const bool is_fixed = p.part_tiles != 0;
     const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
     const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
-    // Parts of fixed sizes one by one, or all tiles at once.
+    // Parts of fixed size one by one (batch_invariant), or all tiles at once.
     const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
 #pragma unroll 1
     for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {

@@ -2,12 +2,12 @@
 //
 //     draw<keys>(...)                               which pairs are kept, where rows are queries
 //     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
-//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
 //
-// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
-// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 #pragma once
 #include "flashgen/sm90/dropping.cuh"
 #include "flashgen/sm90/kept_queries.cuh"
@@ -58,7 +58,7 @@ struct PhiloxBackwardDropout : PhiloxDropout {
       two &= (kept.has(i) ? 0xffffu : 0u) | (kept.has(i + 1) ? 0xffff0000u : 0u);
     }
   }
-  // Of one chunk of queries. `preset` is what accumulators of each query start at.
+  // For one chunk of queries. Accumulators start at `preset`, so a dP of 0 leaves only this.
   template <i32 queries>
   FLASHGEN_DEVICE static void drop_gradients(Strip<queries>& dp, const Queries<queries>& kept, i32 chunk,
                                              const float* preset, Thread thread) {
@@ -66,7 +66,7 @@ struct PhiloxBackwardDropout : PhiloxDropout {
     for (i32 i = kChunkElements * chunk; i < kChunkElements * (chunk + 1); ++i)
       dp[i] = kept.has(i) ? dp[i] : preset[i / 4 * 8 + thread.column() + i % 2];
   }
-  // Where rows are queries, of a lane's two rows.
+  // Where rows are queries: `preset` is for a lane's two rows.
   template <i32 count, class Kept>
   FLASHGEN_DEVICE static void drop_gradients(float (&dp)[count], const Kept& kept, const float (&preset)[2]) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // The backward pass on Hopper, for heads up to 128 wide: dQ, dK and dV in one kernel.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. A block keeps a tile of 128 keys and loops over
-// blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
+// The kernel is warp-specialized, as FlashAttention-3 is. A thread block keeps a tile of 128 keys and loops
+// over blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
 // consumers, own 64 of the keys each. Line numbers in comments are those of Algorithm 2 of the
 // FlashAttention-2 paper.
 //
@@ -9,9 +9,9 @@
 // and dK += dS^T Q. Only dQ = dS K needs the dS of both consumers, which therefore also goes to shared
 // memory.
 //
-// wgmma adds to what accumulators hold. S starts at -L, and dP starts at -D.
+// wgmma adds to its accumulators. So S starts at -L, and dP starts at -D.
 //
-// dQ is one step behind, so that the other consumer's dS is there in time:
+// dQ is one step behind, so that no consumer waits for the other one's dS:
 //
 //     tensor cores | S(i)             | dP(i)       | dV(i)          | dQ(i-1)              | dK(i)
 //     others       | TMA adds dQ(i-2) | P = exp(S)  | dS = P (dP - D), to shared memory     | store dQ(i-1)
@@ -36,7 +36,7 @@ struct BackwardMainloop {
   using Share = typename Shared::Share;
   using Pairs = typename Score::template Pairs<cfg.tile_q>;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
-  // Whether the factors of dS are others than P.
+  // Whether dS = P (dP - D) has other factors than the P that is multiplied with dO.
   static constexpr bool has_factors = Score::has_slope || Dropping::drops;
   static constexpr i32 none = -1;
 
@@ -53,7 +53,7 @@ struct BackwardMainloop {
     typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
-    // Of dQ, the tiles of queries of the previous step, and of the one before, whose dQ is in shared memory.
+    // Numbers of tiles of queries: that of the previous step, and that whose dQ is in shared memory.
     i32 previous;
     i32 in_buffer;
     Strip<cfg.head_dim> dk;
@@ -62,7 +62,7 @@ struct BackwardMainloop {
 
     // ---- The parts of a step
 
-    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. The accumulators, ...
+    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. First the accumulators,
     FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::State q_at) {
       shared.q_ring().wait_full(q_at);
       if constexpr (Score::presets_lse) {
@@ -71,7 +71,7 @@ struct BackwardMainloop {
         preset_zero(scores);
       }
     }
-    // ... and the product.
+    // then the product.
     FLASHGEN_DEVICE void issue_scores() {
       issue_over_columns(scores, shared.k().from_row(number * kWarpgroupRows), shared.q(q_at));
     }
@@ -87,7 +87,7 @@ struct BackwardMainloop {
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
-    // dQ to shared memory, where the next step leaves it to TMA.
+    // Writes dQ to shared memory. In the next step TMA adds it to global memory.
     FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       wgmma_pin(dq);
       warp_sync();
@@ -115,8 +115,8 @@ struct BackwardMainloop {
       const i32 first_q = step.block * cfg.tile_q;
       const bool is_first = previous == none;
       issue_scores();
-      // While S is multiplied, and before dP takes registers.
-      // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
+      // The mask is evaluated while S is multiplied, and before dP takes registers. `number` does not appear
+      // here: ptxas would no longer keep it in a uniform register for the descriptors of products.
       const bool is_cut = queries.is_cut(p, tile, step, thread.recomputed().warp / 4 - 1);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (is_cut) {
@@ -139,8 +139,7 @@ struct BackwardMainloop {
       preset_columns(dp, shared.dsum(at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
-      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed
-      // again.
+      // Earlier, products would wait for its fence. Later, the buffer would be needed again.
       add_dq();
 
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
@@ -241,7 +240,7 @@ struct BackwardMainloop {
     FLASHGEN_DEVICE void run() {
       while (true) {
         shared.tile_ring().wait_full(tile_at);
-        // It stays in shared memory, to save registers.
+        // A reference, so that the tile stays in shared memory and takes no registers.
         const Tile& tile = shared.tile(tile_at);
         if (!tile.exists) break;
         queries.begin(p, tile);
@@ -293,11 +292,11 @@ struct BackwardMainloop {
       fence_mbarrier_init();
     }
     block_sync();
-    // The previous grids may run until here, and the next one may start from here on.
+    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
     griddep_wait();
     griddep_launch_dependents();
-    // Registers that the producer does not need go to the consumers. Each role finds out again which warp it
-    // is, because the producer can keep nothing.
+    // Registers that the producer does not need go to the consumers. Each role reads its thread index again,
+    // because the producer has no register to keep it in.
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       const Thread own = Thread::current().recomputed();

@@ -2,12 +2,13 @@
 // kernel.
 //
 // Consumers leave their shares of dQ in shared memory, and TMA adds them to a float32 sum in global memory.
-// Only heads under way have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
-// the producer finish what is complete:
+// Only heads in progress have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
+// the producer finish sums that are complete:
 //
-//     reporter    counts, for all blocks, tiles of keys that have added; tells consumers when a ring slot is
-//     cleared collector   one lane that draws tiles of queries, head after head, and loads their complete
-//     sums by TMA finisher    scales, rounds and stores them, and clears the sums for a later head
+//     reporter    counts, for all thread blocks, tiles of keys that have added; signals consumers when a ring
+//                 slot is cleared
+//     collector   one lane that draws tiles of queries, head after head, and loads their complete sums by TMA
+//     finisher    scales, rounds and stores them, and clears the sums for a later head
 //
 // There is no deadlock. A head waits for the one that used its slot before, and a tile of queries for the
 // tiles of keys of its head. Tiles are drawn in order by running blocks, and no section of heads waits for

@@ -5,9 +5,8 @@
 // Tiles of keys add from the first to the last. The first one stores, so that sums need not be cleared.
 // Consumers leave their shares in shared memory, as always, and the three warps beside the producer go on:
 //
-//     two adders   wait for the turn, have TMA add, wait for completion and pass the turn; each takes every
-//     other step finisher     waits for the last turn of a tile of queries, then scales, rounds and stores
-//     its sum
+//     two adders   wait for the turn, have TMA add, wait for completion and pass the turn; they alternate
+//     finisher     waits for the last turn of a tile of queries, then scales, rounds and stores its sum
 //
 // There is no deadlock. Blocks draw tiles of keys in order, process theirs in that order, and a tile waits
 // only for earlier tiles of the same head. So the earliest unfinished tile waits for no other, however few

@@ -1,4 +1,5 @@
-// Tiles of queries whose sum of dQ is finished, and the order in which blocks finish them.
+// Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them:
+// scale, round and store the sums.
 #pragma once
 #include "flashgen/sm90/key_tile.cuh"
 
@@ -11,7 +12,7 @@ struct DenseQueryTile {
   i32 head;
   i32 sequence;
 
-  // Its number among all tiles.
+  // The tile's number among all tiles.
   template <class Params>
   FLASHGEN_DEVICE i32 number(const Params& p, i32 /*tile_q*/) const {
     return (sequence * p.heads_q + head) * p.q_tiles + block;
@@ -21,12 +22,13 @@ struct DenseQueryTile {
   FLASHGEN_DEVICE i32 first_row(const Params&, i32 tile_q) const {
     return block * tile_q;
   }
+  // The last coordinate in the map of dQ.
   FLASHGEN_DEVICE i32 place() const { return sequence; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
     return Mask::of(p, sequence, head);
   }
-  // Tiles of keys of a head, and those that some query may attend to.
+  // The number of tiles of keys of a head, and of those with keys that are used.
   template <class Params>
   FLASHGEN_DEVICE i32 key_tiles(const Params& p, i32 /*tile_kv*/) const {
     return p.kv_tiles;
@@ -48,7 +50,7 @@ struct PackedQueryTile {
   FLASHGEN_DEVICE i32 number(const Params& p, i32 tile_q) const {
     return (first_tile_of(rows.first_q, sequence, tile_q) + block) * p.heads_q + head;
   }
-  // Rows that are not used have gradients, too: 0.
+  // Rows that seqused_q leaves out get gradients, too: zeros.
   template <class Params>
   FLASHGEN_DEVICE i32 first_row(const Params& p, i32 tile_q) const {
     return PackedWindow::of(rows.first_q, rows.rows_q, p.len_q).offset + block * tile_q;
@@ -94,7 +96,7 @@ struct FinishOrder {
   }
 };
 
-// Of packed sequences: the tiles of one after another, those of long sequences first.
+// For packed sequences: one sequence after another, long ones first. Both orders are the same.
 template <auto cfg, class Params>
 struct FinishOrder<cfg, Params, PackedKeyTile> {
   static constexpr bool by_warp = true;

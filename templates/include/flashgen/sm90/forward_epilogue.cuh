@@ -1,5 +1,6 @@
 // The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
-// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows end at `end`.
+// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows from `end` on
+// are not stored.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/sm90/query_tile.cuh"
@@ -9,8 +10,8 @@
 
 namespace flashgen {
 
-// By TMA from shared memory, where O has its own tile at `offset`. The sequence must end where the tensor
-// does.
+// Stores by TMA from shared memory, where O has its own tile at `offset`. TMA clips only at the end of the
+// tensor, so the sequence must end there.
 template <ForwardSm90Config cfg, class T, u32 offset>
 struct TmaEpilogue {
   using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
@@ -19,7 +20,7 @@ struct TmaEpilogue {
                                     i32 end, const auto& out, const float (&scale)[2], Thread thread) {
     const OTile o{shared + offset};
     // The previous rows must have left shared memory. If this tile is computed again, its first results must
-    // also have reached global memory.
+    // also have reached global memory, so that they do not overwrite the new ones.
     if (thread.lane == 0) {
       if (tile.kind == TileKind::careful) {
         bulk_wait<0>();
@@ -41,7 +42,7 @@ struct TmaEpilogue {
   }
 };
 
-// From registers.
+// Stores from registers.
 template <ForwardSm90Config cfg>
 struct DirectEpilogue {
   FLASHGEN_DEVICE static void store(u32, const auto& tile, const auto& p, i32, i32 row, i32, const auto& out,
@@ -51,7 +52,7 @@ struct DirectEpilogue {
   FLASHGEN_DEVICE static void wait(Thread) {}
 };
 
-// By TMA, except for the last rows of a sequence: TMA would overwrite the next sequence.
+// Stores by TMA, except where a sequence ends within the warp's rows: TMA would overwrite the next sequence.
 template <ForwardSm90Config cfg, class T, u32 offset>
 struct VarlenEpilogue : TmaEpilogue<cfg, T, offset> {
   FLASHGEN_DEVICE static void store(u32 shared, const auto& tile, const auto& p, i32 warp_row, i32 row,
@@ -64,7 +65,7 @@ struct VarlenEpilogue : TmaEpilogue<cfg, T, offset> {
   }
 };
 
-// Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
+// Zeroes what was computed for rows beyond the warp's first `used` ones: such queries attend to nothing.
 template <i32 count>
 FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 used, Thread thread) {
   if (used >= kWarpRows) return;
@@ -87,14 +88,14 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   const auto& shared = consumer.shared;
   auto& out = consumer.out;
   const auto tile = shared.tile(tile_at);
-  // Addresses are computed here, rather than kept in registers throughout.
+  // Addresses are computed here, so that they take no registers in the mainloop.
   const Thread thread = consumer.thread.recomputed();
   const i32 warp_row = consumer.number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
             row = tile.first_q + warp_row;
   const auto logits = Score::logits(p);
   const i32 used = tile.len_q(p) - row;
   if constexpr (!tile.ends_with_tensor) clear_unused(rows, out, used, thread);
-  // Written so that NaN fails.
+  // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
   float scale[2];

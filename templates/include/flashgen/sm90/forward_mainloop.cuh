@@ -1,15 +1,16 @@
-// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3.
+// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3 is.
 //
 // One warp, the scheduler, draws tiles of queries and announces them. Another, the producer, copies their Q,
-// K and V to shared memory by TMA. Warpgroups of consumers own 64 query rows each. All tiles of a block are
-// one stream of steps, a step being one block of keys for one tile. A consumer issues Q K^T of the next step
-// together with P V of the current one, also across tiles, so tensor cores do not drain between them:
+// K and V to shared memory by TMA. Each consumer, a warpgroup, owns 64 query rows of a tile. A step is one
+// block of keys for one tile. All tiles of a thread block form one stream of steps. A consumer issues Q K^T
+// of the next step together with P V of the current one, also across tiles, so that the tensor cores do not
+// drain between tiles:
 //
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets of
-// the shared-memory map. The headers of the other policies describe them.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets in
+// shared memory, which the plan computes. Each other policy has a header of its own.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/ring.cuh"
@@ -28,11 +29,13 @@ template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileSc
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
-  // The producer asks for a tile when so many blocks of the current one follow.
+  // The producer requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
-  // With more consumers the other warpgroups' products keep the tensor cores busy during exponentials.
+  // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
+  // warpgroups keep the tensor cores busy, and there are no registers for a second P.
   static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
-  // Whether V may hold values for keys that a row must not attend to.
+  // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
+  // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
@@ -62,7 +65,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
     FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
     FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
-    // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
+    // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
     FLASHGEN_DEVICE Tile& tile(auto at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
@@ -83,8 +86,8 @@ struct ForwardMainloop {
     }
   };
 
-  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots and copies:
-  // another lane that came late to a barrier could miss a phase.
+  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane
+  // that came late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
 
   struct Producer {
     const Params& p;
@@ -97,11 +100,11 @@ struct ForwardMainloop {
     typename TileRing::State tile_at;
     // The first tile whose Q is not loaded yet.
     typename TileRing::State q_tile_at;
-    // The block whose V is not loaded yet, if any, and the announcement of its tile.
+    // The block whose V is not loaded yet, or -1, and the slot of its tile.
     i32 pending_block = -1;
     typename TileRing::State pending_tile;
 
-    // Whether this lane loads K and V. If all do, they follow the one that has waited.
+    // Whether this lane loads K and V. If all lanes do, they first wait for the one that saw the empty slot.
     FLASHGEN_DEVICE bool may_load() const {
       if constexpr (Tile::warp_loads) warp_sync();
       return Tile::warp_loads || elected;
@@ -161,11 +164,11 @@ struct ForwardMainloop {
         }
         bool has_requested = false;
         Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
-          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
-          // meanwhile the elected lane would stand still.
+          // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
+          // could run through all blocks first, and the elected lane would stand still meanwhile.
           warp_sync();
-          // Late, so that a tile does not wait here while other blocks have nothing left, but so early that
-          // its Q arrives in time.
+          // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
+          // that its Q arrives in time.
           if (!has_requested && left <= kBlocksAfterRequest) {
             request_tile();
             has_requested = true;
@@ -184,7 +187,8 @@ struct ForwardMainloop {
 
   // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
-  // A block of keys for a tile of queries. Its members are words: flags would not stay in uniform registers.
+  // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
+  // uniform register.
   struct Step {
     TileKind kind;
     Blocks blocks;
@@ -207,7 +211,7 @@ struct ForwardMainloop {
     typename KRing::State k_at;
     typename VRing::State v_at;
     typename TileRing::State tile_at;
-    // Of the step that was begun last.
+    // The tile of the newest step, and its blocks that matter to this consumer's rows.
     Tile tile;
     typename Blocks::Own own;
     RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
@@ -244,12 +248,12 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether the step that was begun last concerns this consumer. The last one of a tile always does,
-    // because results follow it.
+    // Whether this consumer computes the newest step. It skips steps without allowed pairs of its rows,
+    // except the last step of a tile, after which it stores results.
     FLASHGEN_DEVICE bool is_own(const Step& step) const {
       return step.is_last() || !step.blocks.is_empty(own);
     }
-    // Whether the mask forbids some pair of the consumer's rows and that step.
+    // Whether the mask forbids some pair of the newest step and this consumer's rows.
     FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
@@ -264,8 +268,8 @@ struct ForwardMainloop {
 
     // Line 8: S = Q K^T.
     FLASHGEN_DEVICE void issue_qk() {
-      // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no
-      // registers.
+      // With one stage the descriptors of Q are the same in every step, and ptxas would keep them all in
+      // registers. An opaque row has it compute them anew.
       const i32 row = number * kWarpgroupRows, own_row = cfg.q_stages > 1 ? row : opaque(row);
       issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
     }
@@ -293,12 +297,12 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
-    // Whether the step may need a mask or a new reference maximum. In most steps neither holds, so one branch
-    // tests both. It is computed while products are under way, as what comes after them delays every step.
+    // Whether the step may need a mask or a new reference maximum. Most steps need neither, so one branch
+    // tests both. Computed while products run, because work after them delays every step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
       return opaque(is_cut(step) || softmax.needs_max() || step.is_careful()) != 0;
     }
-    // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
+    // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
                                            bool checks) {
@@ -320,7 +324,7 @@ struct ForwardMainloop {
 
     // ---- Results
 
-    // The announcement of the tile whose results are not stored yet: the next one has been read, too.
+    // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
     FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
@@ -332,7 +336,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void run() {
       clear_strip(out);
       softmax.reset();
-      // The first consumer may issue products at once.
+      // Consumer 0 issues products first.
       if (number == cfg.consumers - 1) warp_scheduler_barrier_arrive();
       Step next = next_tile();
       for (;;) {
@@ -347,17 +351,17 @@ struct ForwardMainloop {
           last_step(step, probabilities);
         }
         if (next.kind == TileKind::end) break;
-        // The drain. A tile that is announced after it may be a failed one.
+        // The kind is `drain`: all announced tiles are computed. Failed ones may be announced again now.
         shared.tile_ring().release({tile_at.count - 1}, thread);
         shared.checks().arrive_drained(thread);
         next = next_tile();
       }
-      // Every arrival needs a sync: the first consumer completes the last one.
+      // Every arrival at a named barrier needs a sync. Consumer 0 completes the last one.
       if (number == 0) warp_scheduler_barrier_sync();
       Epilogue::wait(thread);
     }
 
-    // Skips steps that do not concern this consumer.
+    // Skips steps that this consumer does not compute. It still passes on its turn to issue products.
     FLASHGEN_DEVICE Step skip_to_own(Step step) {
       while (!is_own(step)) {
         shared.k_ring().wait_full(k_at);
@@ -372,8 +376,8 @@ struct ForwardMainloop {
       }
       return step;
     }
-    // From `step`, whose probabilities are known, to the last step before a careful one, before one that does
-    // not concern this consumer, or before the end.
+    // Begins with `step`, whose probabilities are known. Ends when the next step is careful, does not exist
+    // or is one that this consumer skips.
     FLASHGEN_DEVICE void overlap_steps(Step& step, Step& next, Probabilities& probabilities) {
       const auto overlap = [&](const Probabilities& from, Probabilities& to) {
         overlapped_step(step, next, from, to);
@@ -382,7 +386,8 @@ struct ForwardMainloop {
       };
       const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
       if constexpr (kOverlapsOwnProducts) {
-        // Two steps in the loop's body, so that one reads the registers that the other writes.
+        // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
+        // writes.
         Probabilities others;
         while (continues()) {
           overlap(probabilities, others);
@@ -400,7 +405,7 @@ struct ForwardMainloop {
       if (is_first) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
-    // S and P of a step by itself.
+    // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
       wait_qk(true);
@@ -452,7 +457,7 @@ struct ForwardMainloop {
         scale_rows(out, softmax.scores_scale);
       }
     }
-    // P V of a step by itself.
+    // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
       shared.v_ring().wait_full(v_at);
       warp_scheduler_barrier_sync();
@@ -476,11 +481,11 @@ struct ForwardMainloop {
         softmax.reset();
       }
     }
-    // The announcement of a step's tile.
+    // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
       return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
     }
-    // Whether V holds NaN or infinity, which must not reach some row.
+    // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
       return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
@@ -500,7 +505,7 @@ struct ForwardMainloop {
       prefetch_tensormap(&p.v_map);
     }
     block_sync();
-    // The previous grids may run until here, and the next one may start from here on.
+    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the first warpgroup does not need go to the consumers.

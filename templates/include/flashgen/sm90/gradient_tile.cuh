@@ -1,5 +1,5 @@
-// A tile of queries of the kernel that computes dQ alone: the forward kernel's (query_tile.cuh), with dO, the
-// statistics and dQ.
+// A tile of queries in the kernel that computes dQ alone: that of the forward kernel (query_tile.cuh), and in
+// addition where dO, the statistics L and D, and dQ lie.
 #pragma once
 #include "flashgen/sm90/packed_window.cuh"
 #include "flashgen/sm90/tile_scheduler.cuh"
@@ -14,8 +14,8 @@ struct DenseGradientTile : DenseTile {
   FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
     dout.load(p.dout_map, barrier, first_q, head, sequence);
   }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part instead, and
+  // nothing uses it.
   template <i32 rows, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
     const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
@@ -26,14 +26,14 @@ struct DenseGradientTile : DenseTile {
   FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
     return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
   }
-  // Its number among all tiles.
+  // The tile's number among all tiles.
   template <i32 tile_q, class Params>
   FLASHGEN_DEVICE i32 number(const Params& p) const {
     return (sequence * p.heads_q + head) * p.q_tiles + first_q / tile_q;
   }
 };
 
-// Of packed sequences. Maps are windows (packed_window.cuh).
+// The same for packed sequences. TMA maps are windows (packed_window.cuh).
 struct PackedGradientTile : PackedTile {
   template <ForwardSm90Config cfg, class Params>
   using Scheduler = VarlenScheduler<cfg, Params, PackedTile>;
@@ -62,7 +62,7 @@ struct PackedGradientTile : PackedTile {
         static_cast<i64>(first_tile_of(rows.first_q, sequence, rows_of_part) + part) * p.heads_q + head;
     bulk_load(to, p.row_stats + number * (2 * rows_of_part), 2 * rows_of_part * 4, barrier);
   }
-  // Rows that are not used have gradients, too: 0.
+  // Rows that seqused_q leaves out get gradients, too: zeros.
   template <class Params>
   FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
     return GlobalRows{p.dq + rows.first_q * p.dq_row + head * p.dq_head, p.dq_row, rows.rows_q};

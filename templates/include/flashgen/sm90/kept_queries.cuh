@@ -1,4 +1,4 @@
-// Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+// Which pairs dropout keeps in transposed scores: rows are keys, columns are queries.
 #pragma once
 #include "flashgen/dropout.cuh"
 #include "flashgen/panel.cuh"
@@ -12,9 +12,9 @@ constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // A bit for each of a lane's pairs: of even queries in the low half of a word, of odd ones above.
 //
-// One drawing is for one query, or two that are eight apart, and for two neighbouring keys. But a lane has
-// two neighbouring queries and one key. So of two lanes with neighbouring keys, one draws for even queries
-// and the other one for odd ones. They exchange halves of words.
+// One call of Philox serves neighbouring keys k and k + 1, but not neighbouring queries (dropout.cuh). Here a
+// lane holds neighbouring queries and only one of the two keys. So of two lanes with neighbouring keys, one
+// draws for even queries and the other one for odd ones. They exchange halves of words.
 template <i32 queries>
 struct KeptQueries {
   static constexpr i32 width = 4;

@@ -1,5 +1,5 @@
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
-// mainloop.
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts: it allows only some of
+// their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
 // in order. `left` is how many blocks follow, or 1 if that is not known.
@@ -13,7 +13,7 @@
 namespace flashgen {
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
-// tile without allowed pairs has results, too.
+// tile without allowed pairs also stores results.
 template <ForwardSm90Config cfg>
 FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
@@ -53,7 +53,7 @@ struct BandBlocks {
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
-  // beyond the last query are computed with the others, but never stored.
+  // beyond the last query do not count, because their results are never stored.
   struct Own {
     Range some, all;
   };
@@ -66,7 +66,7 @@ struct BandBlocks {
   }
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same computed for one block, which takes fewer registers.
+  // The same for one block of any tile. It takes fewer registers than own_of().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
@@ -74,8 +74,8 @@ struct BandBlocks {
   }
 };
 
-// For any other mask the producer skips blocks without allowed pairs, and sends a message with each other
-// block.
+// For any other mask the producer skips blocks without allowed pairs, and sends a message with each block
+// that it visits.
 template <ForwardSm90Config cfg, class Mask>
 struct SparseBlocks {
   static constexpr bool has_mask = true;
@@ -95,8 +95,8 @@ struct SparseBlocks {
     const Mask mask = tile.template mask<Mask>(p);
     const i32 len_q = tile.len_q(p);
     const Range blocks = visited_blocks<cfg>(mask, p, tile);
-    // One lane for the rows of each consumer. The mask is evaluated for 32 blocks at a time, one for each
-    // lane.
+    // Lane i prepares what the mask needs of consumer i's rows. Then each lane tests one of 32 blocks for all
+    // consumers.
     const i32 first_q = tile.first_q + smaller(thread.lane, cfg.consumers - 1) * kWarpgroupRows;
     const auto queries =
         mask.queries_in(first_q, larger(first_q + 1, smaller(first_q + kWarpgroupRows, len_q)));
@@ -123,7 +123,7 @@ struct SparseBlocks {
     for (bool is_last = false; !is_last;) {
       if (!walk.over()) walk.advance(thread, is_visited);
       is_last = walk.over();
-      // How many blocks are left is not known, but whether there is one.
+      // Only whether a block follows is known, not how many.
       visit(block, is_last ? 0 : 1, Message{block, flags | static_cast<u32>(is_last)});
       block = walk.tile;
       flags = flags_of(walk.lane());

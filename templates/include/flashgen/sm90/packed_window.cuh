@@ -1,20 +1,20 @@
 // Boxes of packed rows that end where their sequence ends.
 //
-// TMA clips a box where a dimension of its tensor ends. But packed rows of one sequence are followed by those
-// of the next. So the map of packed rows has as many rows as the longest sequence, a window, and a fourth
-// dimension that moves the window from row to row. A sequence lies at the end of its window. What a box would
-// load beyond the sequence is 0, and what it would store there is left out.
+// TMA clips a box where a dimension of its tensor ends. But the packed rows of one sequence are followed by
+// those of the next. So the TMA map has a window of as many rows as the longest sequence, and a fourth
+// dimension that moves the window by single rows. Each sequence uses the window that ends where the sequence
+// ends. So TMA clips there: it loads zeros and stores nothing.
 #pragma once
 #include "flashgen/panel.cuh"
 
 namespace flashgen {
 
 struct PackedWindow {
-  // What the row of a sequence is in the window, relative to the first one, and where the window is.
+  // The row of the window where the sequence begins, and the window's coordinate in the fourth dimension.
   i32 offset;
   i32 place;
 
-  // `longest` rows are a window.
+  // Of the sequence with `rows` rows from `first` on. A window has `longest` rows.
   FLASHGEN_DEVICE static PackedWindow of(i32 first, i32 rows, i32 longest) {
     return {longest - rows, first + rows};
   }

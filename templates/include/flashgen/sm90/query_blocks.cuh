@@ -1,8 +1,9 @@
 // Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
-//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
-//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//     for_each(p, tile, thread, announce, visit)
+//                                          the producer calls announce(is_attended), visit(step, message_of)
+//     begin(p, tile), over(), take(read)   a consumer follows, step by step
+//     is_cut(p, tile, step, strip)         whether the mask forbids some pair of the last step and 64 keys
 //
 // `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
 // probabilities 0, unless the score is computed by an expression.

@@ -1,5 +1,5 @@
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
-// is the Tile policy of the mainloop.
+// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
+// lie. The Tile policy of the mainloop.
 #pragma once
 #include "flashgen/cache.cuh"
 #include "flashgen/panel.cuh"
@@ -8,7 +8,8 @@
 
 namespace flashgen {
 
-// The rows of a box of a page that TMA copies: as many of a tile as no page boundary cuts.
+// The rows of a TMA box in a paged cache: the largest power of two that divides both the page size and the
+// tile. So no box crosses a page boundary.
 template <i32 tile_rows>
 FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
   return smaller(page_size & -page_size, tile_rows & -tile_rows);
@@ -19,18 +20,18 @@ enum class TileKind : i32 {
   end,    // there is no further tile
   drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
   normal,
-  careful,  // computed again, or after such a tile
+  careful,  // announced after some tile of the thread block has failed
 };
 
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  // Of Q, and of K and V. The second follows from the first, but by a division in each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
 
-  // Whether the rows of a sequence end where the tensor ends, so that TMA does not load or store others.
+  // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
   // Whether all lanes of the producer load keys and values, not only one.
   static constexpr bool warp_loads = false;
@@ -74,7 +75,7 @@ struct alignas(16) OwnLengthsTile {
   using Rows = Rows_;
 
   i32 first_q;
-  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  // Of Q, and of K and V. The second follows from the first, but by a division in each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
@@ -156,8 +157,8 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
     if constexpr (!paged) {
       panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));
     } else {
-      // The rows of a box lie in one page. Beyond the last key a box is loaded again, because pages end with
-      // it.
+      // The rows of a box lie in one page. Beyond the last key there may be no page, so the last box is
+      // loaded again in its place.
       const i32 box = page_box_rows<Panels::rows>(p.page_size);
       const i32 last_box = larger(rows.len_kv - 1, 0) / box * box;
       const i32* const pages = p.block_table + rows.row * p.table_row;

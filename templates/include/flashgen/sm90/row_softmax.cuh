@@ -1,11 +1,12 @@
-// The online softmax of a warpgroup's rows. A lane has two of every warp's sixteen.
+// The online softmax of a warpgroup's rows. A lane holds two of its warp's 16 rows.
 //
 // `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
-// outgrow the reference has a large sum. The epilogue finds it, and the tile is computed again with running
-// maxima (tile_checks.cuh). Otherwise exponentials are relative to the running maximum, as in
-// FlashAttention-2.
+// outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
+// maxima (tile_checks.cuh).
+//
+// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
@@ -13,18 +14,18 @@
 namespace flashgen {
 
 // How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. half_t needs the exponents for the probabilities.
+// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
 template <class T>
 constexpr float kHeadroom = 40.0f;
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
-// Logits may exceed the reference maximum by so many powers of two. Products of the exponentials with values
-// up to 2^100 are finite.
+// Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
+// with values up to 2^100 are then finite.
 template <class T>
 constexpr float kMaxGrowth = 24.0f;
 template <>
 constexpr float kMaxGrowth<half_t> = 14.0f;
-// Rows that exceed it have larger sums.
+// A row whose logits exceed kMaxGrowth has a larger sum than this.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 template <>
@@ -35,7 +36,7 @@ struct RowSoftmax {
   static constexpr float kNoMax = Logits::kNoMax;
 
   RowStatistics rows;
-  // What the output so far is to be multiplied by.
+  // If update_max() returns true, the output so far must be multiplied by this.
   float scores_scale[2];
   // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
   // its products.

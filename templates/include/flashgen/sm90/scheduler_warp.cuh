@@ -23,7 +23,8 @@ struct SchedulerWarp {
     warp_sync();
     tile_at.advance();
   }
-  // Looks at the checks of the last tiles, whose slots were not filled again.
+  // run() reads the checks of a tile before it refills the tile's slot. This reads those of the last tiles,
+  // whose slots are not refilled.
   FLASHGEN_DEVICE void check_last(u32 tiles) {
     shared.checks().wait_drained(thread);
 #pragma unroll 1
@@ -55,8 +56,8 @@ struct SchedulerWarp {
         }
         announce(tile);
       }
-      // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
-      // blocks have nothing left.
+      // Draws the next tile when the producer requests it. Drawn earlier, it would wait here while other
+      // thread blocks are idle.
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {

@@ -1,20 +1,21 @@
 // Which sequence a tile belongs to, where sequences have their own lengths.
 //
-// Tiles of one sequence follow those of another, sequences with many tiles before those with half as many.
-// Only the device knows the lengths, so blocks count tiles as they go: each lane of a warp those of one
-// sequence, 32 sequences at a time.
+// Tile numbers go through one sequence after another. Long sequences come first, by classes: a class has the
+// sequences with more than n / 2 and at most n tiles for each head, and the next class halves n. Only the
+// device knows the lengths. So a warp counts tiles of 32 sequences at a time, one in each lane, and continues
+// there for later numbers.
 #pragma once
 #include "flashgen/primitives_sm90.cuh"
 
 namespace flashgen {
 
 struct SequenceSearch {
-  // Which 32 sequences, counted from 0 again for each class of lengths; and how many tiles there are before
-  // them.
+  // The current 32 sequences: the class times the groups of a class, plus the group. And the number of tiles
+  // before them.
   i32 group = 0;
   i32 tiles_before = 0;
 
-  // A sequence, its tiles of each head, and the tile's number among all of them.
+  // A sequence, its tiles of each head, and the tile's number within the sequence.
   struct Found {
     bool exists;
     i32 sequence;
@@ -30,7 +31,7 @@ struct SequenceSearch {
     // The tile may lie before the current sequences.
     if (number < tiles_before) group = tiles_before = 0;
     for (; longest >> (group / groups) != 0; ++group) {
-      // Sequences of this class have at most so many tiles for each head, and more than half of it.
+      // Sequences of this class have at most this many tiles for each head, and more than half as many.
       const i32 most = longest >> (group / groups), first = group % groups * kWarpSize,
                 own = first + thread.lane;
       i32 tiles = own < sequences ? tiles_of(own) : 0;

@@ -3,9 +3,10 @@
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
 // 0, but 0 * NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row.
-// The scheduler announces a failed tile again as `careful`, and all tiles of the block from then on. A
-// careful tile has a running maximum, and its products of blocks that the mask cuts leave out NaN and
-// infinity (careful_product.cuh).
+//
+// Once a tile has failed, the scheduler announces all later tiles of the thread block as `careful`. After the
+// last one it announces the failed tiles again, also as careful. A careful tile has a running maximum. Where
+// the mask cuts a block, its product leaves out NaN and infinity in V (careful_product.cuh).
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -15,12 +16,12 @@ namespace flashgen {
 
 template <i32 consumer_warps>
 struct TileChecks {
-  // A consumer releases an announcement after it has stored and checked the tile. So when the scheduler
-  // refills the tile's slot, it knows the tile's checks.
+  // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
+  // complete when the scheduler refills the slot.
   static constexpr u32 kTiles = kForwardTileStages;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
 
-  // Its only phase ends when the consumers have checked all tiles that were announced before the drain.
+  // An mbarrier. Its only phase ends when the consumers have checked all tiles announced before the drain.
   u64 drained;
   // Of the last tiles: their numbers, and for each warp whether a row failed.
   i32 numbers[kTiles];
@@ -55,9 +56,10 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of it
+  // ---- One lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
+  // A number beyond all tiles if no failed tile is left.
   FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
 };
 
