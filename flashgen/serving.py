@@ -42,8 +42,8 @@ _CAUSAL = causal()
 #: The kernel that appends belongs to a program, and a program has a mask. Appending ignores it.
 _APPENDING = Program(limits_of(_CAUSAL))
 #: The most rows of one launch that appends.
-_MOST_ROWS = 65535
-_MOST = 2**31 - 1
+_MAX_ROWS = 65535
+_MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,14 @@ def plan(
     """
     _check_counts(num_tokens=num_tokens, max_query_len=max_query_len, page_size=page_size, num_decodes=num_decodes)
     count = _sequences(query_start_loc, seq_lens, block_table, table_rows)
-    if num_decodes > count or not is_whole(decode_query_len, 1, _MOST) or num_decodes * decode_query_len > num_tokens:
+    if (
+        num_decodes > count
+        or not is_whole(decode_query_len, 1, _MAX_INT32)
+        or num_decodes * decode_query_len > num_tokens
+    ):
         raise ArgumentError(
             f"num_decodes={num_decodes} and decode_query_len={show(decode_query_len)} do not go with {count} sequences "
-            f"and num_tokens={num_tokens}; pass how many sequences at the front have as many new tokens"
+            f"and num_tokens={num_tokens}; pass the number of leading sequences that have decode_query_len new tokens each"
         )
     places = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
     groups = []
@@ -238,11 +242,11 @@ def _slots(slot_mapping: Any, num_tokens: int, page_size: int) -> KVCache | None
 
 def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
     """The slots in portions that one launch can append."""
-    if count <= _MOST_ROWS:
+    if count <= _MAX_ROWS:
         yield slots, slice(0, count)
         return
-    for first in range(0, count, _MOST_ROWS):
-        rows = slice(first, min(first + _MOST_ROWS, count))
+    for first in range(0, count, _MAX_ROWS):
+        rows = slice(first, min(first + _MAX_ROWS, count))
         yield replace(slots, seqlens=slots.seqlens[rows], block_table=slots.block_table[rows]), rows
 
 
@@ -251,7 +255,9 @@ def _written(step: Step, into: Step) -> Step:
     new, old = _caches(step), _caches(into)
     same = (step.num_tokens, [(g.first, g.last, g.each) for g in step.groups], step.slots is None)
     if same != (into.num_tokens, [(g.first, g.last, g.each) for g in into.groups], into.slots is None):
-        raise ArgumentError("into has other numbers of sequences or tokens; plan a step of its own, and capture that")
+        raise ArgumentError(
+            "into is of another number of sequences or tokens; plan that step by itself, and capture it"
+        )
     for cache, other in zip(new, old, strict=True):
         for name in ("seqlens", "batch_idx", "block_table", "cu_seqlens_q"):
             array, place = getattr(cache, name), getattr(other, name)

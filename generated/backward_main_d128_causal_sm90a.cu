@@ -16,7 +16,7 @@
 //           141  Element types.
 //           178  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
 //           534  Tiles as TMA writes them and wgmma reads them.
-//           658  Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+//           658  Which pairs dropout keeps in transposed scores.
 //           666  Banded masks.
 //           726  The order in which persistent blocks draw tiles.
 //           762  Streaming tiles between global and shared memory.
@@ -32,15 +32,15 @@
 //          1199  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
 //          1253  Finding NaN and infinity.
 //          1268  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1287  Tiles of queries whose sum of dQ is finished, and the order in which blocks finish them.
-//          1335  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1382  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1459  What the backward kernels that keep tiles of keys share.
-//          1617  What the warps of a block of the fused backward kernel share.
-//          1722  The backward pass on Hopper, for heads up to 128 wide.
-//          2034  dQ as a sum over tiles of keys, added in any order.
-//          2289  Positions in rings whose number of slots is no power of two.
-//          2313  The kernel: its configuration, parameters and text.
+//          1287  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
+//          1337  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1384  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1462  What the backward kernels that keep tiles of keys share.
+//          1620  What the warps of a block of the fused backward kernel share.
+//          1725  The backward pass on Hopper, for heads up to 128 wide.
+//          2036  dQ as a sum over tiles of keys, added in any order.
+//          2292  Positions in rings whose number of slots is no power of two.
+//          2316  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -656,7 +656,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
 }
 
 // ---- flashgen/sm90/kept_queries.cuh
-// Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+// Which pairs dropout keeps in transposed scores: rows are keys, columns are queries.
 
 // Steps of 16 queries that make a chunk of transposed scores.
 constexpr i32 kChunkSteps = 2;
@@ -1058,12 +1058,12 @@ struct NoDropout {
 //
 //     draw<keys>(...)                               which pairs are kept, where rows are queries
 //     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
-//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
 //
-// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
-// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
@@ -1285,7 +1285,8 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
 }
 
 // ---- flashgen/sm90/finish_order.cuh
-// Tiles of queries whose sum of dQ is finished, and the order in which blocks finish them.
+// Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them:
+// scale, round and store the sums.
 
 // A tile of queries: a block of queries of a head.
 struct DenseQueryTile {
@@ -1294,7 +1295,7 @@ struct DenseQueryTile {
   i32 head;
   i32 sequence;
 
-  // Its number among all tiles.
+  // The tile's number among all tiles.
   template <class Params>
   FLASHGEN_DEVICE i32 number(const Params& p, i32 /*tile_q*/) const {
     return (sequence * p.heads_q + head) * p.q_tiles + block;
@@ -1304,12 +1305,13 @@ struct DenseQueryTile {
   FLASHGEN_DEVICE i32 first_row(const Params&, i32 tile_q) const {
     return block * tile_q;
   }
+  // The last coordinate in the map of dQ.
   FLASHGEN_DEVICE i32 place() const { return sequence; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
     return Mask::of(p, sequence, head);
   }
-  // Tiles of keys of a head, and those that some query may attend to.
+  // The number of tiles of keys of a head, and of those with keys that are used.
   template <class Params>
   FLASHGEN_DEVICE i32 key_tiles(const Params& p, i32 /*tile_kv*/) const {
     return p.kv_tiles;
@@ -1382,9 +1384,10 @@ struct Ring {
 // ---- flashgen/sm90/query_blocks.cuh
 // Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
-//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
-//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//     for_each(p, tile, thread, announce, visit)
+//                                          the producer calls announce(is_attended), visit(step, message_of)
+//     begin(p, tile), over(), take(read)   a consumer follows, step by step
+//     is_cut(p, tile, step, strip)         whether the mask forbids some pair of the last step and 64 keys
 //
 // `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
 // probabilities 0, unless the score is computed by an expression.
@@ -1722,8 +1725,8 @@ FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
 // ---- flashgen/sm90/backward_mainloop.cuh
 // The backward pass on Hopper, for heads up to 128 wide: dQ, dK and dV in one kernel.
 //
-// The kernel is warp-specialized, as FlashAttention-3 is. A block keeps a tile of 128 keys and loops over
-// blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
+// The kernel is warp-specialized, as FlashAttention-3 is. A thread block keeps a tile of 128 keys and loops
+// over blocks of queries. One warp, the producer, copies tiles to shared memory by TMA. Two warpgroups, the
 // consumers, own 64 of the keys each. Line numbers in comments are those of Algorithm 2 of the
 // FlashAttention-2 paper.
 //
@@ -1731,9 +1734,9 @@ FLASHGEN_DEVICE bool has_failed(const float* part, i32 columns, Thread thread) {
 // and dK += dS^T Q. Only dQ = dS K needs the dS of both consumers, which therefore also goes to shared
 // memory.
 //
-// wgmma adds to what accumulators hold. S starts at -L, and dP starts at -D.
+// wgmma adds to its accumulators. So S starts at -L, and dP starts at -D.
 //
-// dQ is one step behind, so that the other consumer's dS is there in time:
+// dQ is one step behind, so that no consumer waits for the other one's dS:
 //
 //     tensor cores | S(i)             | dP(i)       | dV(i)          | dQ(i-1)              | dK(i)
 //     others       | TMA adds dQ(i-2) | P = exp(S)  | dS = P (dP - D), to shared memory     | store dQ(i-1)
@@ -1752,7 +1755,7 @@ struct BackwardMainloop {
   using Share = typename Shared::Share;
   using Pairs = typename Score::template Pairs<cfg.tile_q>;
   static constexpr i32 chunks = chunks_of(cfg.tile_q);
-  // Whether the factors of dS are others than P.
+  // Whether dS = P (dP - D) has other factors than the P that is multiplied with dO.
   static constexpr bool has_factors = Score::has_slope || Dropping::drops;
   static constexpr i32 none = -1;
 
@@ -1769,7 +1772,7 @@ struct BackwardMainloop {
     typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
-    // Of dQ, the tiles of queries of the previous step, and of the one before, whose dQ is in shared memory.
+    // Numbers of tiles of queries: that of the previous step, and that whose dQ is in shared memory.
     i32 previous;
     i32 in_buffer;
     Strip<cfg.head_dim> dk;
@@ -1778,7 +1781,7 @@ struct BackwardMainloop {
 
     // ---- The parts of a step
 
-    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. The accumulators, ...
+    // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. First the accumulators,
     FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::State q_at) {
       shared.q_ring().wait_full(q_at);
       if constexpr (Score::presets_lse) {
@@ -1787,7 +1790,7 @@ struct BackwardMainloop {
         preset_zero(scores);
       }
     }
-    // ... and the product.
+    // then the product.
     FLASHGEN_DEVICE void issue_scores() {
       issue_over_columns(scores, shared.k().from_row(number * kWarpgroupRows), shared.q(q_at));
     }
@@ -1803,7 +1806,7 @@ struct BackwardMainloop {
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
-    // dQ to shared memory, where the next step leaves it to TMA.
+    // Writes dQ to shared memory. In the next step TMA adds it to global memory.
     FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
       wgmma_pin(dq);
       warp_sync();
@@ -1831,8 +1834,8 @@ struct BackwardMainloop {
       const i32 first_q = step.block * cfg.tile_q;
       const bool is_first = previous == none;
       issue_scores();
-      // While S is multiplied, and before dP takes registers.
-      // Not of `number`: ptxas would no longer keep it in a uniform register for the descriptors of products.
+      // The mask is evaluated while S is multiplied, and before dP takes registers. `number` does not appear
+      // here: ptxas would no longer keep it in a uniform register for the descriptors of products.
       const bool is_cut = queries.is_cut(p, tile, step, thread.recomputed().warp / 4 - 1);
       AllowedQueries<cfg.tile_q / 2> allowed;
       if (is_cut) {
@@ -1855,8 +1858,7 @@ struct BackwardMainloop {
       preset_columns(dp, shared.dsum(at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
-      // Not earlier, because products would wait for its fence. Not later, because the buffer is needed
-      // again.
+      // Earlier, products would wait for its fence. Later, the buffer would be needed again.
       add_dq();
 
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
@@ -1957,7 +1959,7 @@ struct BackwardMainloop {
     FLASHGEN_DEVICE void run() {
       while (true) {
         shared.tile_ring().wait_full(tile_at);
-        // It stays in shared memory, to save registers.
+        // A reference, so that the tile stays in shared memory and takes no registers.
         const Tile& tile = shared.tile(tile_at);
         if (!tile.exists) break;
         queries.begin(p, tile);
@@ -2009,11 +2011,11 @@ struct BackwardMainloop {
       fence_mbarrier_init();
     }
     block_sync();
-    // The previous grids may run until here, and the next one may start from here on.
+    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
     griddep_wait();
     griddep_launch_dependents();
-    // Registers that the producer does not need go to the consumers. Each role finds out again which warp it
-    // is, because the producer can keep nothing.
+    // Registers that the producer does not need go to the consumers. Each role reads its thread index again,
+    // because the producer has no register to keep it in.
     if (thread.warp >= 4) {
       setmaxnreg_inc<cfg.consumer_registers>();
       const Thread own = Thread::current().recomputed();
@@ -2036,12 +2038,13 @@ struct BackwardMainloop {
 // kernel.
 //
 // Consumers leave their shares of dQ in shared memory, and TMA adds them to a float32 sum in global memory.
-// Only heads under way have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
-// the producer finish what is complete:
+// Only heads in progress have sums: a ring of p.sum_heads heads stays in the L2 cache. The three warps beside
+// the producer finish sums that are complete:
 //
-//     reporter    counts, for all blocks, tiles of keys that have added; tells consumers when a ring slot is
-//     cleared collector   one lane that draws tiles of queries, head after head, and loads their complete
-//     sums by TMA finisher    scales, rounds and stores them, and clears the sums for a later head
+//     reporter    counts, for all thread blocks, tiles of keys that have added; signals consumers when a ring
+//                 slot is cleared
+//     collector   one lane that draws tiles of queries, head after head, and loads their complete sums by TMA
+//     finisher    scales, rounds and stores them, and clears the sums for a later head
 //
 // There is no deadlock. A head waits for the one that used its slot before, and a tile of queries for the
 // tiles of keys of its head. Tiles are drawn in order by running blocks, and no section of heads waits for

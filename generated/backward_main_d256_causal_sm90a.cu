@@ -17,7 +17,7 @@
 //           129  Element types.
 //           164  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
 //           490  Tiles as TMA writes them and wgmma reads them.
-//           591  Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+//           591  Which pairs dropout keeps in transposed scores.
 //           599  Banded masks.
 //           652  The order in which persistent blocks draw tiles.
 //           688  Streaming tiles between global and shared memory.
@@ -33,9 +33,9 @@
 //          1077  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
 //          1090  Rings of slots in shared memory, filled by one side and emptied by the other.
 //          1137  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1214  What the backward kernels that keep tiles of keys share.
-//          1372  The backward pass on Hopper, for heads wider than 128.
-//          1685  The kernel: its configuration, parameters and text.
+//          1215  What the backward kernels that keep tiles of keys share.
+//          1373  The backward pass on Hopper, for heads wider than 128.
+//          1686  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -589,7 +589,7 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
 }
 
 // ---- flashgen/sm90/kept_queries.cuh
-// Which pairs dropout keeps, where rows of a strip are keys and its columns are queries.
+// Which pairs dropout keeps in transposed scores: rows are keys, columns are queries.
 
 // Steps of 16 queries that make a chunk of transposed scores.
 constexpr i32 kChunkSteps = 2;
@@ -945,12 +945,12 @@ struct NoDropout {
 //
 //     draw<keys>(...)                               which pairs are kept, where rows are queries
 //     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
-//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
 //
-// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
-// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
@@ -1137,9 +1137,10 @@ struct Ring {
 // ---- flashgen/sm90/query_blocks.cuh
 // Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
 //
-//     for_each(p, tile, thread, announce, visit)   the producer calls announce(is_attended), then visit(step,
-//     message_of) begin(p, tile), over(), take(read)           a consumer follows, step by step is_cut(p,
-//     tile, step, strip)                 whether the mask forbids some pair of 64 keys of the last step taken
+//     for_each(p, tile, thread, announce, visit)
+//                                          the producer calls announce(is_attended), visit(step, message_of)
+//     begin(p, tile), over(), take(read)   a consumer follows, step by step
+//     is_cut(p, tile, step, strip)         whether the mask forbids some pair of the last step and 64 keys
 //
 // `descending`: the last block comes first. Rows beyond the last query need no mask, because L makes their
 // probabilities 0, unless the score is computed by an expression.

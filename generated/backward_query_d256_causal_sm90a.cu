@@ -28,9 +28,9 @@
 //           932  Finding NaN and infinity.
 //           947  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
 //           962  The sizes of a forward kernel for Hopper.
-//           985  A tile of queries, as the producer announces it to the consumers.
+//           985  A tile of queries, as the scheduler announces it to producer and consumers.
 //          1024  Which tile of queries a persistent block computes next.
-//          1057  A tile of queries of the kernel that computes dQ alone.
+//          1057  A tile of queries in the kernel that computes dQ alone.
 //          1088  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1152  The backward pass on Hopper, for heads wider than 128.
 //          1506  The kernel: its configuration, parameters and text.
@@ -678,12 +678,12 @@ struct NoDropout {
 //
 //     draw<keys>(...)                               which pairs are kept, where rows are queries
 //     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     dropped pairs leave P, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 dP of a dropped pair is 0
-//     factor(p)                                     1 / (1 - p), by which results are multiplied
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
 //
-// Pairs that are kept count 1 / (1 - p) times in dV, and in dP - D. Results take this factor at the end. So
-// accumulators of dP start at -D (1 - p), which the prepare kernel writes.
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
   template <i32 queries>
@@ -983,21 +983,21 @@ struct ForwardSm90Config {
 };
 
 // ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
-// is the Tile policy of the mainloop.
+// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
+// lie. The Tile policy of the mainloop.
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
   end,    // there is no further tile
   drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
   normal,
-  careful,  // computed again, or after such a tile
+  careful,  // announced after some tile of the thread block has failed
 };
 
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  // Of Q, and of K and V. The second follows from the first, but by a division in each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
@@ -1055,8 +1055,8 @@ struct DynamicScheduler {
 };
 
 // ---- flashgen/sm90/gradient_tile.cuh
-// A tile of queries of the kernel that computes dQ alone: the forward kernel's (query_tile.cuh), with dO, the
-// statistics and dQ.
+// A tile of queries in the kernel that computes dQ alone: that of the forward kernel (query_tile.cuh), and in
+// addition where dO, the statistics L and D, and dQ lie.
 
 struct DenseGradientTile : DenseTile {
   template <ForwardSm90Config cfg, class Params>
@@ -1066,8 +1066,8 @@ struct DenseGradientTile : DenseTile {
   FLASHGEN_DEVICE void load_dout(DOTile dout, const Params& p, u32 barrier) const {
     dout.load(p.dout_map, barrier, first_q, head, sequence);
   }
-  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part, which is not
-  // used.
+  // L and D of a consumer's queries. If all of these lie beyond the end, loads the last part instead, and
+  // nothing uses it.
   template <i32 rows, class Params>
   FLASHGEN_DEVICE void load_statistics(u32 to, const Params& p, u32 barrier, i32 consumer) const {
     const i32 parts = ceil_div(p.len_q, rows), part = smaller(first_q / rows + consumer, parts - 1);
@@ -1078,7 +1078,7 @@ struct DenseGradientTile : DenseTile {
   FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
     return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
   }
-  // Its number among all tiles.
+  // The tile's number among all tiles.
   template <i32 tile_q, class Params>
   FLASHGEN_DEVICE i32 number(const Params& p) const {
     return (sequence * p.heads_q + head) * p.q_tiles + first_q / tile_q;
@@ -1086,8 +1086,8 @@ struct DenseGradientTile : DenseTile {
 };
 
 // ---- flashgen/sm90/key_blocks.cuh
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
-// mainloop.
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts: it allows only some of
+// their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
 // in order. `left` is how many blocks follow, or 1 if that is not known.
@@ -1096,7 +1096,7 @@ struct DenseGradientTile : DenseTile {
 // mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
-// tile without allowed pairs has results, too.
+// tile without allowed pairs also stores results.
 template <ForwardSm90Config cfg>
 FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
@@ -1136,12 +1136,12 @@ struct BandBlocks {
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
-  // beyond the last query are computed with the others, but never stored.
+  // beyond the last query do not count, because their results are never stored.
   struct Own {
     Range some, all;
   };
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same computed for one block, which takes fewer registers.
+  // The same for one block of any tile. It takes fewer registers than own_of().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),

@@ -40,11 +40,11 @@
 //          1287  From the results of warps to those of a block, and from parts to O and L.
 //          1481  Which tiles of keys a block works on.
 //          1631  Attention of few new tokens to a cache.
-//          1875  The queries beside a cache of 8-bit floats.
-//          2036  Instructions, one per function: eight_bits.
-//          2071  Floats of eight bits.
-//          2098  A cache of 8-bit floats.
-//          2230  The kernel: its configuration, parameters and text.
+//          1876  Queries for a cache of 8-bit floats.
+//          2038  Instructions, one per function: eight_bits.
+//          2073  Floats of eight bits.
+//          2100  A cache of 8-bit floats.
+//          2232  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1629,22 +1629,23 @@ struct DecodeScheduler {
 };
 
 // ---- flashgen/decode/mainloop.cuh
-// Attention of few new tokens to a cache: O = softmax(Q K^T) V, at the speed at which memory delivers K and
-// V.
+// Attention of few new tokens to a cache: O = softmax(Q K^T) V. Reading K and V takes most of the time, so
+// each is read once for all query heads that share it.
 //
-// The warps of a block split the keys of a tile between them. If the rows fill more than one block of 16,
-// they split the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its
-// own slice of every tile through a ring of stages. So as long as no warp reads another's keys, the loop has
-// no barrier.
+// An item is a tile of query rows of one key/value head of one sequence (rows.cuh). The warps of a thread
+// block split the keys of a tile between them. If the rows fill more than one block of 16, the warps split
+// the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its own slice of
+// every tile through a ring of stages. So if no warp reads another's keys (row_warps == 1), the loop has no
+// barrier.
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
-// At the end of an item the block merges its warps' results through shared memory. Blocks that share an item
-// leave their parts in a workspace, and the last of them to finish merges these.
+// At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
+// share an item write their parts to a workspace, and the last of them to finish merges these.
 //
-// Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
-// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
-// the shared-memory map.
+// Policies: Mask says which keys a row may attend to, Score (scores.cuh) how logits follow from products,
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets in
+// shared memory, which the plan computes.
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
           class CacheElement>
@@ -1689,7 +1690,7 @@ struct DecodeMainloop {
 
   // ---- How the warps share a tile
 
-  // So many warps take different rows of the same keys: 1, 2 or 4.
+  // How many warps take different rows of the same keys: 1, 2 or 4.
   FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
     const i32 blocks = item.row_blocks();
     return blocks <= 2 ? blocks : cfg.warps;
@@ -1697,7 +1698,7 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // Tiles that hold allowed pairs.
+  // A function that tells whether a tile of keys holds allowed pairs.
   FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
     return [this, &item](i32 tile) {
       const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
@@ -1726,7 +1727,7 @@ struct DecodeMainloop {
     const CacheElement cache = CacheElement::of(p, item, base);
     const Stored* const keys = p.k + item.head_kv * p.k_head;
     const Stored* const values = p.v + item.head_kv * p.v_head;
-    // No key before or behind these is read: its page may have been given away.
+    // No key outside this range is read: its page may belong to another sequence by now.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
@@ -1756,7 +1757,7 @@ struct DecodeMainloop {
     softmax.reset();
 
     find_next(thread);
-    // The numbers of the tiles whose copies are under way. The first steps only start copies.
+    // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 under_way[cfg.stages - 1] = {};
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
@@ -1764,7 +1765,7 @@ struct DecodeMainloop {
       const Thread here = thread.recomputed();
       const i32 first_key = under_way[0] * cfg.tile_kv;
       if (step >= 0) {
-        // The tile has arrived, and nobody needs the stage that the next copies overwrite.
+        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
         cp_async_wait<cfg.stages - 2>();
         if (row_warps == 1) {
           warp_sync();
@@ -1839,7 +1840,7 @@ struct DecodeMainloop {
     const bool is_fixed = p.part_tiles != 0;
     const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
     const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
-    // Parts of fixed sizes one by one, or all tiles at once.
+    // Parts of fixed size one by one (batch_invariant), or all tiles at once.
     const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
 #pragma unroll 1
     for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {
@@ -1873,14 +1874,14 @@ struct DecodeMainloop {
 };
 
 // ---- flashgen/decode/eight_bit_queries.cuh
-// The queries beside a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane gets.
+// Queries for a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane multiplies.
 
 // Columns of a row in shared memory: an even number of 16-byte chunks.
 constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
-// The rows of Q as 16-bit floats with five bits of exponent. Each row of bfloat16 is divided by a power of
-// two, so that its largest element is between 2^14 and 2^15: elements 2^29 times smaller than that are still
-// exact.
+// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
+// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
+// to 2^-29 times the largest are still exact.
 template <DecodeConfig cfg, class T, bool in_registers>
 struct EightBitQueries;
 
@@ -1900,7 +1901,7 @@ struct QueryWords {
   }
 };
 
-// What a row is multiplied by, and what brings its products back.
+// The factor that brings a row into the range of fp16, and its inverse for the row's products.
 struct RowScaling {
   float down;
   float back;
@@ -1918,7 +1919,7 @@ FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, fl
 }
 FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
   const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
-  // So both factors are normal numbers. NaN and infinity stay what they are.
+  // Bounded, so that both factors are normal numbers. NaN and infinity stay NaN and infinity.
   const i32 bounded = smaller(larger(exponent, 41), 254);
   return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
 }
@@ -1946,7 +1947,7 @@ struct QuerySource {
   }
 };
 
-// In registers.
+// Queries in registers.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, true> {
   using Source = QuerySource<cfg, T>;
@@ -1980,7 +1981,8 @@ struct EightBitQueries<cfg, T, true> {
   FLASHGEN_DEVICE const LeftHeld<half_t, 1, Source::steps>& left(Thread) const { return held; }
 };
 
-// In shared memory: what each lane of a warp multiplies, which no other lane reads.
+// Queries in shared memory. Each lane writes the fragments that it multiplies, and no other lane reads them.
+// So no barrier is needed.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, false> {
   using Source = QuerySource<cfg, T>;

@@ -24,7 +24,7 @@
 //           674  The online softmax.
 //           795  The sizes of a decode kernel.
 //           820  The rows of a tile.
-//           980  What the cache holds.
+//           980  The type of the cache's elements.
 //          1025  Finding NaN and infinity.
 //          1042  Walking over the tiles that a mask does not rule out.
 //          1079  Keeping NaN and infinity where they belong.
@@ -37,7 +37,7 @@
 //          1392  From the results of warps to those of a block, and from parts to O and L.
 //          1586  Which tiles of keys a block works on.
 //          1736  Attention of few new tokens to a cache.
-//          1982  The kernel: its configuration, parameters and text.
+//          1983  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -978,15 +978,15 @@ struct WarpQueries<cfg, T, false> {
 };
 
 // ---- flashgen/decode/cache_element.cuh
-// What the cache holds: the CacheElement policy of the decode mainloop. It says how rows of K and V lie in
-// shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
+// The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
+// V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch(slot, page, thread)        starts copies of what a slice of keys needs beside its elements
+//     fetch(slot, page, thread)        starts copies of the scales of a slice of keys
 //     slice(slot, thread)              the scales of a slice's keys:
-//       scale(scores, queries)           makes products Q K^T of what tensor cores multiplied
-//       raise(scores)                    adds the logarithms of the values' scales to logits
+//       scale(scores, queries)           multiplies products by the scales of K and Q
+//       raise(scores)                    adds logarithms to logits, so that P includes the scales of V
 //       total(a, b, n)                   what two exponentials of block n add to the row's sum
-//     finish(out)                      makes accumulators O
+//     finish(out)                      makes O of accumulators: the last scale, and the order of columns
 //     column(n, thread)                the first of the two columns of O that a lane holds of block n
 
 // Elements of the queries' type, without scales.
@@ -1734,22 +1734,23 @@ struct DecodeScheduler {
 };
 
 // ---- flashgen/decode/mainloop.cuh
-// Attention of few new tokens to a cache: O = softmax(Q K^T) V, at the speed at which memory delivers K and
-// V.
+// Attention of few new tokens to a cache: O = softmax(Q K^T) V. Reading K and V takes most of the time, so
+// each is read once for all query heads that share it.
 //
-// The warps of a block split the keys of a tile between them. If the rows fill more than one block of 16,
-// they split the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its
-// own slice of every tile through a ring of stages. So as long as no warp reads another's keys, the loop has
-// no barrier.
+// An item is a tile of query rows of one key/value head of one sequence (rows.cuh). The warps of a thread
+// block split the keys of a tile between them. If the rows fill more than one block of 16, the warps split
+// the rows, too: `row_warps` of them take different rows of the same keys. Each warp copies its own slice of
+// every tile through a ring of stages. So if no warp reads another's keys (row_warps == 1), the loop has no
+// barrier.
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
-// At the end of an item the block merges its warps' results through shared memory. Blocks that share an item
-// leave their parts in a workspace, and the last of them to finish merges these.
+// At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
+// share an item write their parts to a workspace, and the last of them to finish merges these.
 //
-// Policies: Mask says which keys a row may attend to, Score (scores.cuh) what becomes of the products,
-// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets of
-// the shared-memory map.
+// Policies: Mask says which keys a row may attend to, Score (scores.cuh) how logits follow from products,
+// CacheElement (cache_element.cuh) what the cache holds, `paged` where keys lie. Smem holds the offsets in
+// shared memory, which the plan computes.
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
           class CacheElement>
@@ -1794,7 +1795,7 @@ struct DecodeMainloop {
 
   // ---- How the warps share a tile
 
-  // So many warps take different rows of the same keys: 1, 2 or 4.
+  // How many warps take different rows of the same keys: 1, 2 or 4.
   FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
     const i32 blocks = item.row_blocks();
     return blocks <= 2 ? blocks : cfg.warps;
@@ -1802,7 +1803,7 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // Tiles that hold allowed pairs.
+  // A function that tells whether a tile of keys holds allowed pairs.
   FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
     return [this, &item](i32 tile) {
       const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
@@ -1831,7 +1832,7 @@ struct DecodeMainloop {
     const CacheElement cache = CacheElement::of(p, item, base);
     const Stored* const keys = p.k + item.head_kv * p.k_head;
     const Stored* const values = p.v + item.head_kv * p.v_head;
-    // No key before or behind these is read: its page may have been given away.
+    // No key outside this range is read: its page may belong to another sequence by now.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
@@ -1861,7 +1862,7 @@ struct DecodeMainloop {
     softmax.reset();
 
     find_next(thread);
-    // The numbers of the tiles whose copies are under way. The first steps only start copies.
+    // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 under_way[cfg.stages - 1] = {};
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
@@ -1869,7 +1870,7 @@ struct DecodeMainloop {
       const Thread here = thread.recomputed();
       const i32 first_key = under_way[0] * cfg.tile_kv;
       if (step >= 0) {
-        // The tile has arrived, and nobody needs the stage that the next copies overwrite.
+        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
         cp_async_wait<cfg.stages - 2>();
         if (row_warps == 1) {
           warp_sync();
@@ -1944,7 +1945,7 @@ struct DecodeMainloop {
     const bool is_fixed = p.part_tiles != 0;
     const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
     const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
-    // Parts of fixed sizes one by one, or all tiles at once.
+    // Parts of fixed size one by one (batch_invariant), or all tiles at once.
     const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
 #pragma unroll 1
     for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {

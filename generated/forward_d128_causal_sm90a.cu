@@ -23,20 +23,20 @@
 //           901  Dropout of probabilities.
 //           918  The sizes of a forward kernel for Hopper.
 //           949  Banded masks.
-//          1046  A tile of queries, as the producer announces it to the consumers.
+//          1046  A tile of queries, as the scheduler announces it to producer and consumers.
 //          1095  What a softmax takes exponentials of.
 //          1125  What an online softmax keeps of each row from one tile of keys to the next.
 //          1163  The online softmax of a warpgroup's rows.
-//          1278  Writing a warpgroup's results to shared and global memory.
-//          1298  The results of a tile.
-//          1398  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1470  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1528  The order in which persistent blocks draw tiles.
-//          1564  Which tile of queries a persistent block computes next.
-//          1597  The scheduler.
-//          1665  What happens to products Q K^T before the softmax.
-//          1687  The forward pass on Hopper.
-//          2194  The kernel: its configuration, parameters and text.
+//          1279  Writing a warpgroup's results to shared and global memory.
+//          1299  The results of a tile.
+//          1400  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1472  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1532  The order in which persistent blocks draw tiles.
+//          1568  Which tile of queries a persistent block computes next.
+//          1601  The scheduler.
+//          1670  What happens to products Q K^T before the softmax.
+//          1692  The forward pass on Hopper.
+//          2204  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1044,26 +1044,26 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
 }
 
 // ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the producer announces it to the consumers: where its rows, keys and values lie. This
-// is the Tile policy of the mainloop.
+// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
+// lie. The Tile policy of the mainloop.
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
   end,    // there is no further tile
   drain,  // no further tile is known; failed ones may follow once all results are checked (tile_checks.cuh)
   normal,
-  careful,  // computed again, or after such a tile
+  careful,  // announced after some tile of the thread block has failed
 };
 
 // All sequences have the same lengths: tensors of (batch, length, heads, head_dim).
 struct alignas(16) DenseTile {
   i32 first_q;
-  // Of Q, and of K and V. Announced, as the producer would otherwise divide for each load.
+  // Of Q, and of K and V. The second follows from the first, but by a division in each load.
   i32 head, head_kv;
   i32 sequence;
   TileKind kind;
 
-  // Whether the rows of a sequence end where the tensor ends, so that TMA does not load or store others.
+  // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
   // Whether all lanes of the producer load keys and values, not only one.
   static constexpr bool warp_loads = false;
@@ -1161,24 +1161,25 @@ struct RowStatistics {
 };
 
 // ---- flashgen/sm90/row_softmax.cuh
-// The online softmax of a warpgroup's rows. A lane has two of every warp's sixteen.
+// The online softmax of a warpgroup's rows. A lane holds two of its warp's 16 rows.
 //
 // `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
-// outgrow the reference has a large sum. The epilogue finds it, and the tile is computed again with running
-// maxima (tile_checks.cuh). Otherwise exponentials are relative to the running maximum, as in
-// FlashAttention-2.
+// outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
+// maxima (tile_checks.cuh).
+//
+// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
 
 // How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. half_t needs the exponents for the probabilities.
+// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
 template <class T>
 constexpr float kHeadroom = 40.0f;
-// Logits may exceed the reference maximum by so many powers of two. Products of the exponentials with values
-// up to 2^100 are finite.
+// Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
+// with values up to 2^100 are then finite.
 template <class T>
 constexpr float kMaxGrowth = 24.0f;
-// Rows that exceed it have larger sums.
+// A row whose logits exceed kMaxGrowth has a larger sum than this.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 
@@ -1187,7 +1188,7 @@ struct RowSoftmax {
   static constexpr float kNoMax = Logits::kNoMax;
 
   RowStatistics rows;
-  // What the output so far is to be multiplied by.
+  // If update_max() returns true, the output so far must be multiplied by this.
   float scores_scale[2];
   // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
   // its products.
@@ -1297,10 +1298,11 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
 
 // ---- flashgen/sm90/forward_epilogue.cuh
 // The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
-// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows end at `end`.
+// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows from `end` on
+// are not stored.
 
-// By TMA from shared memory, where O has its own tile at `offset`. The sequence must end where the tensor
-// does.
+// Stores by TMA from shared memory, where O has its own tile at `offset`. TMA clips only at the end of the
+// tensor, so the sequence must end there.
 template <ForwardSm90Config cfg, class T, u32 offset>
 struct TmaEpilogue {
   using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
@@ -1309,7 +1311,7 @@ struct TmaEpilogue {
                                     i32 end, const auto& out, const float (&scale)[2], Thread thread) {
     const OTile o{shared + offset};
     // The previous rows must have left shared memory. If this tile is computed again, its first results must
-    // also have reached global memory.
+    // also have reached global memory, so that they do not overwrite the new ones.
     if (thread.lane == 0) {
       if (tile.kind == TileKind::careful) {
         bulk_wait<0>();
@@ -1331,7 +1333,7 @@ struct TmaEpilogue {
   }
 };
 
-// Queries beyond the warp's first `used` rows attend to nothing, whatever they hold.
+// Zeroes what was computed for rows beyond the warp's first `used` ones: such queries attend to nothing.
 template <i32 count>
 FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 used, Thread thread) {
   if (used >= kWarpRows) return;
@@ -1354,14 +1356,14 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   const auto& shared = consumer.shared;
   auto& out = consumer.out;
   const auto tile = shared.tile(tile_at);
-  // Addresses are computed here, rather than kept in registers throughout.
+  // Addresses are computed here, so that they take no registers in the mainloop.
   const Thread thread = consumer.thread.recomputed();
   const i32 warp_row = consumer.number * kWarpgroupRows + thread.warp % 4 * kWarpRows,
             row = tile.first_q + warp_row;
   const auto logits = Score::logits(p);
   const i32 used = tile.len_q(p) - row;
   if constexpr (!tile.ends_with_tensor) clear_unused(rows, out, used, thread);
-  // Written so that NaN fails.
+  // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
   float scale[2];
@@ -1396,8 +1398,8 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
 }
 
 // ---- flashgen/sm90/key_blocks.cuh
-// Which blocks of keys a tile of queries visits, and which of them the mask cuts. The Blocks policy of the
-// mainloop.
+// Which blocks of keys a tile of queries visits, and which of them the mask cuts: it allows only some of
+// their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
 // in order. `left` is how many blocks follow, or 1 if that is not known.
@@ -1406,7 +1408,7 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
 // mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
-// tile without allowed pairs has results, too.
+// tile without allowed pairs also stores results.
 template <ForwardSm90Config cfg>
 FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto& tile) {
   const i32 end_q = smaller(tile.first_q + cfg.tile_q, tile.len_q(p));
@@ -1446,7 +1448,7 @@ struct BandBlocks {
   FLASHGEN_DEVICE bool is_last() const { return block == first_block; }
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
-  // beyond the last query are computed with the others, but never stored.
+  // beyond the last query do not count, because their results are never stored.
   struct Own {
     Range some, all;
   };
@@ -1459,7 +1461,7 @@ struct BandBlocks {
   }
   FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same computed for one block, which takes fewer registers.
+  // The same for one block of any tile. It takes fewer registers than own_of().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
@@ -1473,18 +1475,19 @@ struct BandBlocks {
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
 // 0, but 0 * NaN is NaN. Both are rare, so the mainloop does not look for them. The epilogue checks each row.
-// The scheduler announces a failed tile again as `careful`, and all tiles of the block from then on. A
-// careful tile has a running maximum, and its products of blocks that the mask cuts leave out NaN and
-// infinity (careful_product.cuh).
+//
+// Once a tile has failed, the scheduler announces all later tiles of the thread block as `careful`. After the
+// last one it announces the failed tiles again, also as careful. A careful tile has a running maximum. Where
+// the mask cuts a block, its product leaves out NaN and infinity in V (careful_product.cuh).
 
 template <i32 consumer_warps>
 struct TileChecks {
-  // A consumer releases an announcement after it has stored and checked the tile. So when the scheduler
-  // refills the tile's slot, it knows the tile's checks.
+  // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
+  // complete when the scheduler refills the slot.
   static constexpr u32 kTiles = kForwardTileStages;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
 
-  // Its only phase ends when the consumers have checked all tiles that were announced before the drain.
+  // An mbarrier. Its only phase ends when the consumers have checked all tiles announced before the drain.
   u64 drained;
   // Of the last tiles: their numbers, and for each warp whether a row failed.
   i32 numbers[kTiles];
@@ -1519,9 +1522,10 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of it
+  // ---- One lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
+  // A number beyond all tiles if no failed tile is left.
   FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
 };
 
@@ -1614,7 +1618,8 @@ struct SchedulerWarp {
     warp_sync();
     tile_at.advance();
   }
-  // Looks at the checks of the last tiles, whose slots were not filled again.
+  // run() reads the checks of a tile before it refills the tile's slot. This reads those of the last tiles,
+  // whose slots are not refilled.
   FLASHGEN_DEVICE void check_last(u32 tiles) {
     shared.checks().wait_drained(thread);
 #pragma unroll 1
@@ -1646,8 +1651,8 @@ struct SchedulerWarp {
         }
         announce(tile);
       }
-      // The next tile is drawn when the producer asks for it. Drawn earlier, it would wait here while other
-      // blocks have nothing left.
+      // Draws the next tile when the producer requests it. Drawn earlier, it would wait here while other
+      // thread blocks are idle.
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {
@@ -1685,29 +1690,32 @@ struct NoScore {
 };
 
 // ---- flashgen/sm90/forward_mainloop.cuh
-// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3.
+// The forward pass on Hopper: O = softmax(Q K^T) V, warp-specialized as FlashAttention-3 is.
 //
 // One warp, the scheduler, draws tiles of queries and announces them. Another, the producer, copies their Q,
-// K and V to shared memory by TMA. Warpgroups of consumers own 64 query rows each. All tiles of a block are
-// one stream of steps, a step being one block of keys for one tile. A consumer issues Q K^T of the next step
-// together with P V of the current one, also across tiles, so tensor cores do not drain between them:
+// K and V to shared memory by TMA. Each consumer, a warpgroup, owns 64 query rows of a tile. A step is one
+// block of keys for one tile. All tiles of a thread block form one stream of steps. A consumer issues Q K^T
+// of the next step together with P V of the current one, also across tiles, so that the tensor cores do not
+// drain between tiles:
 //
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets of
-// the shared-memory map. The headers of the other policies describe them.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets in
+// shared memory, which the plan computes. Each other policy has a header of its own.
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
           class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
-  // The producer asks for a tile when so many blocks of the current one follow.
+  // The producer requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
-  // With more consumers the other warpgroups' products keep the tensor cores busy during exponentials.
+  // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
+  // warpgroups keep the tensor cores busy, and there are no registers for a second P.
   static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
-  // Whether V may hold values for keys that a row must not attend to.
+  // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
+  // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
@@ -1737,7 +1745,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
     FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
     FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
-    // What the slots of tile_ring and, if the producer sends messages, of k_ring hold.
+    // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
     FLASHGEN_DEVICE Tile& tile(auto at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
@@ -1757,8 +1765,8 @@ struct ForwardMainloop {
     }
   };
 
-  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots and copies:
-  // another lane that came late to a barrier could miss a phase.
+  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane
+  // that came late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
 
   struct Producer {
     const Params& p;
@@ -1771,11 +1779,11 @@ struct ForwardMainloop {
     typename TileRing::State tile_at;
     // The first tile whose Q is not loaded yet.
     typename TileRing::State q_tile_at;
-    // The block whose V is not loaded yet, if any, and the announcement of its tile.
+    // The block whose V is not loaded yet, or -1, and the slot of its tile.
     i32 pending_block = -1;
     typename TileRing::State pending_tile;
 
-    // Whether this lane loads K and V. If all do, they follow the one that has waited.
+    // Whether this lane loads K and V. If all lanes do, they first wait for the one that saw the empty slot.
     FLASHGEN_DEVICE bool may_load() const {
       if constexpr (Tile::warp_loads) warp_sync();
       return Tile::warp_loads || elected;
@@ -1835,11 +1843,11 @@ struct ForwardMainloop {
         }
         bool has_requested = false;
         Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
-          // The other lanes have nothing to wait for. Alone they would run through all blocks first, and
-          // meanwhile the elected lane would stand still.
+          // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
+          // could run through all blocks first, and the elected lane would stand still meanwhile.
           warp_sync();
-          // Late, so that a tile does not wait here while other blocks have nothing left, but so early that
-          // its Q arrives in time.
+          // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
+          // that its Q arrives in time.
           if (!has_requested && left <= kBlocksAfterRequest) {
             request_tile();
             has_requested = true;
@@ -1858,7 +1866,8 @@ struct ForwardMainloop {
 
   // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
-  // A block of keys for a tile of queries. Its members are words: flags would not stay in uniform registers.
+  // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
+  // uniform register.
   struct Step {
     TileKind kind;
     Blocks blocks;
@@ -1881,7 +1890,7 @@ struct ForwardMainloop {
     typename KRing::State k_at;
     typename VRing::State v_at;
     typename TileRing::State tile_at;
-    // Of the step that was begun last.
+    // The tile of the newest step, and its blocks that matter to this consumer's rows.
     Tile tile;
     typename Blocks::Own own;
     RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
@@ -1918,12 +1927,12 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether the step that was begun last concerns this consumer. The last one of a tile always does,
-    // because results follow it.
+    // Whether this consumer computes the newest step. It skips steps without allowed pairs of its rows,
+    // except the last step of a tile, after which it stores results.
     FLASHGEN_DEVICE bool is_own(const Step& step) const {
       return step.is_last() || !step.blocks.is_empty(own);
     }
-    // Whether the mask forbids some pair of the consumer's rows and that step.
+    // Whether the mask forbids some pair of the newest step and this consumer's rows.
     FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
@@ -1938,8 +1947,8 @@ struct ForwardMainloop {
 
     // Line 8: S = Q K^T.
     FLASHGEN_DEVICE void issue_qk() {
-      // With one stage the descriptors of Q are the same in every step. Opaque, so that they take no
-      // registers.
+      // With one stage the descriptors of Q are the same in every step, and ptxas would keep them all in
+      // registers. An opaque row has it compute them anew.
       const i32 row = number * kWarpgroupRows, own_row = cfg.q_stages > 1 ? row : opaque(row);
       issue_scores(scores, shared.q(q_at).from_row(own_row), shared.k(k_at));
     }
@@ -1967,12 +1976,12 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
-    // Whether the step may need a mask or a new reference maximum. In most steps neither holds, so one branch
-    // tests both. It is computed while products are under way, as what comes after them delays every step.
+    // Whether the step may need a mask or a new reference maximum. Most steps need neither, so one branch
+    // tests both. Computed while products run, because work after them delays every step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
       return opaque(is_cut(step) || softmax.needs_max() || step.is_careful()) != 0;
     }
-    // S has come. Line 9: exponentials take its place. Returns whether O must be multiplied by
+    // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
                                            bool checks) {
@@ -1994,7 +2003,7 @@ struct ForwardMainloop {
 
     // ---- Results
 
-    // The announcement of the tile whose results are not stored yet: the next one has been read, too.
+    // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
     FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
@@ -2006,7 +2015,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void run() {
       clear_strip(out);
       softmax.reset();
-      // The first consumer may issue products at once.
+      // Consumer 0 issues products first.
       if (number == cfg.consumers - 1) warp_scheduler_barrier_arrive();
       Step next = next_tile();
       for (;;) {
@@ -2021,17 +2030,17 @@ struct ForwardMainloop {
           last_step(step, probabilities);
         }
         if (next.kind == TileKind::end) break;
-        // The drain. A tile that is announced after it may be a failed one.
+        // The kind is `drain`: all announced tiles are computed. Failed ones may be announced again now.
         shared.tile_ring().release({tile_at.count - 1}, thread);
         shared.checks().arrive_drained(thread);
         next = next_tile();
       }
-      // Every arrival needs a sync: the first consumer completes the last one.
+      // Every arrival at a named barrier needs a sync. Consumer 0 completes the last one.
       if (number == 0) warp_scheduler_barrier_sync();
       Epilogue::wait(thread);
     }
 
-    // Skips steps that do not concern this consumer.
+    // Skips steps that this consumer does not compute. It still passes on its turn to issue products.
     FLASHGEN_DEVICE Step skip_to_own(Step step) {
       while (!is_own(step)) {
         shared.k_ring().wait_full(k_at);
@@ -2046,8 +2055,8 @@ struct ForwardMainloop {
       }
       return step;
     }
-    // From `step`, whose probabilities are known, to the last step before a careful one, before one that does
-    // not concern this consumer, or before the end.
+    // Begins with `step`, whose probabilities are known. Ends when the next step is careful, does not exist
+    // or is one that this consumer skips.
     FLASHGEN_DEVICE void overlap_steps(Step& step, Step& next, Probabilities& probabilities) {
       const auto overlap = [&](const Probabilities& from, Probabilities& to) {
         overlapped_step(step, next, from, to);
@@ -2056,7 +2065,8 @@ struct ForwardMainloop {
       };
       const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
       if constexpr (kOverlapsOwnProducts) {
-        // Two steps in the loop's body, so that one reads the registers that the other writes.
+        // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
+        // writes.
         Probabilities others;
         while (continues()) {
           overlap(probabilities, others);
@@ -2074,7 +2084,7 @@ struct ForwardMainloop {
       if (is_first) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
-    // S and P of a step by itself.
+    // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
       wait_qk(true);
@@ -2126,7 +2136,7 @@ struct ForwardMainloop {
         scale_rows(out, softmax.scores_scale);
       }
     }
-    // P V of a step by itself.
+    // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
       shared.v_ring().wait_full(v_at);
       warp_scheduler_barrier_sync();
@@ -2150,11 +2160,11 @@ struct ForwardMainloop {
         softmax.reset();
       }
     }
-    // The announcement of a step's tile.
+    // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
       return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
     }
-    // Whether V holds NaN or infinity, which must not reach some row.
+    // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
       return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
@@ -2174,7 +2184,7 @@ struct ForwardMainloop {
       prefetch_tensormap(&p.v_map);
     }
     block_sync();
-    // The previous grids may run until here, and the next one may start from here on.
+    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
     griddep_wait();
     griddep_launch_dependents();
     // Registers that the first warpgroup does not need go to the consumers.

@@ -231,7 +231,7 @@ def test_a_step_without_tokens_is_nothing() -> None:
         ),
         ({"block_table": torch.zeros(1, 2).int()}, r"block_table has shape \(1, 2\); it must have rank 2 and 2 rows"),
         ({"slot_mapping": torch.zeros(1)}, r"slot_mapping has shape \(1,\); it must have rank 1 and at least 2 rows"),
-        ({"into": "an earlier step"}, "into has other numbers of sequences or tokens"),
+        ({"into": "an earlier step"}, "into is of another number of sequences or tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], words: str) -> None:

@@ -107,7 +107,7 @@ TABLE = {
 
 #: Rows for masks that compare captured integers along the sequence, as document masks do, and for dropout and
 #: sequences with lengths of their own, which take registers.
-DOCUMENTS = {
+TWO_CONSUMERS = {
     (64, 64): Row(
         consumers=2,
         tile_kv=128,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.forward_table import (
-    DOCUMENTS,
+    TWO_CONSUMERS,
     FEW_MASK_OPS,
     MASK_LOADS,
     MASK_OPS_TILE_KV,
@@ -46,8 +46,8 @@ def table_dims(spec: AttentionSpec) -> tuple[int, int]:
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
-    if dims in DOCUMENTS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
-        return DOCUMENTS[dims]
+    if dims in TWO_CONSUMERS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
+        return TWO_CONSUMERS[dims]
     return TABLE[dims]
 
 
