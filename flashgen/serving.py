@@ -297,5 +297,5 @@ def _check_rank(name: str, x: Any, rank: int, rows: int = 0, *, exact: bool = Fa
 
 def _check_counts(**counts: object) -> None:
     for name, value in counts.items():
-        if not is_whole(value, 0, _MOST):
-            raise ArgumentError(f"{name}={show(value)} is out of range; use a whole number from 0 to {_MOST}")
+        if not is_whole(value, 0, _MAX_INT32):
+            raise ArgumentError(f"{name}={show(value)} is out of range; use a whole number from 0 to {_MAX_INT32}")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.forward_table import (
-    TWO_CONSUMERS,
     FEW_MASK_OPS,
     MASK_LOADS,
     MASK_OPS_TILE_KV,
     TABLE,
+    TWO_CONSUMERS,
     Row,
 )
 from flashgen.plan.hopper.forward_traits import (
