@@ -104,7 +104,7 @@ def plan(
     ):
         raise ArgumentError(
             f"num_decodes={num_decodes} and decode_query_len={show(decode_query_len)} do not go with {count} sequences "
-            f"and num_tokens={num_tokens}; pass the number of leading sequences that have decode_query_len new tokens each"
+            f"and num_tokens={num_tokens}; pass how many sequences come first with decode_query_len new tokens each"
         )
     places = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
     groups = []
