@@ -82,10 +82,17 @@ def test_kernels_compile_and_keep_to_their_registers(name: str) -> None:
         binary = compiled(kernel)
         found = binary.resources
         assert binary.image.startswith(b"\x7fELF")
-        assert (found.spill_bytes, found.stack_bytes) == (0, 0), kernel.name
+        assert (found.spill_bytes, found.stack_bytes) <= (0, careful_stack(kernel)), kernel.name
         assert found.static_smem_bytes == 0, kernel.name
         meant = 2 if any("two blocks" in reason for reason in kernel.reasons) else 1
         assert blocks_per_multiprocessor(kernel, found) >= meant, f"{kernel.name}: {found}"
+
+
+def careful_stack(kernel: KernelPlan) -> int:
+    """Bytes of O and P, which multiply_careful indexes at run time: with a mask V may hold what no row may see."""
+    if kernel.template != "hopper/forward.cu.j2" or kernel.spec.mask.is_full:
+        return 0
+    return 4 * (int(kernel.constant("head_dim_v")) // 2 + int(kernel.constant("tile_kv")) // 4)
 
 
 def test_the_sample_has_every_kernel_on_every_arch() -> None:
