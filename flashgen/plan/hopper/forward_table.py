@@ -58,7 +58,7 @@ TABLE = {
         consumers=3,
         tile_kv=128,
         stages=4,
-        tile_kv_pair_loads=TileKv(band=48, block_sparse=48),
+        tile_kv_pair_loads=TileKv(band=64, block_sparse=48),
         tile_kv_prefetched=TileKv(band=80, block_sparse=48),
         tile_kv_16bit_bias=96,
         reason="three warpgroups, as exponentials and not products set the pace at this width",

@@ -79,7 +79,7 @@ def row_of(spec: AttentionSpec) -> Row:
     if loads := score_loads_per_pair(spec):
         if narrow and spec.mask.has_lower and not is_block_sparse(spec):
             # The producer computes which tiles the two bounds of a band cut.
-            row = replace(row, registers=(40, 152))
+            row = replace(row, registers=(40, 152), tile_kv=64)
         is_prefetched = all_prefetched(spec, loads)
         tiles = row.tile_kv_prefetched if is_prefetched else row.tile_kv_pair_loads
         row = replace(row, tile_kv=min(row.tile_kv, tiles[is_block_sparse(spec)]))
