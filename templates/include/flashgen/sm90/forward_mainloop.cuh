@@ -102,13 +102,13 @@ struct ForwardMainloop {
     typename TileRing::State q_tile_at;
     // The block whose V is not loaded yet, or -1, and the slot of its tile.
     i32 pending_block = -1;
-    typename TileRing::State pending_tile;
+    typename TileRing::State pending_tile_at;
 
-    // Whether this lane loads K and V. If all lanes do, they first wait for the one that saw the empty slot.
-    FLASHGEN_DEVICE bool may_load() const {
+    // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
+    FLASHGEN_DEVICE void sync_loading_lanes() const {
       if constexpr (Tile::warp_loads) warp_sync();
-      return Tile::warp_loads || elected;
     }
+    FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
     // Loads Q of the tile at q_tile_at, unless there is no such tile.
     FLASHGEN_DEVICE void load_q() {
       shared.tile_ring().wait_full(q_tile_at);
@@ -128,21 +128,23 @@ struct ForwardMainloop {
         if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
       }
-      if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+      sync_loading_lanes();
+      if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
       k_at.advance();
     }
     // V of a step is loaded after K of the next one, because consumers need it later.
     FLASHGEN_DEVICE void load_pending_v() {
       if (pending_block < 0) return;
-      const Tile tile = shared.tile(pending_tile);
+      const Tile tile = shared.tile(pending_tile_at);
       if (elected) {
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
       }
-      if (may_load())
+      sync_loading_lanes();
+      if (loads())
         tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
       v_at.advance();
-      if (pending_tile.count != tile_at.count) shared.tile_ring().release(pending_tile, thread);
+      if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
       pending_block = -1;
     }
     FLASHGEN_DEVICE void request_tile() {
@@ -179,7 +181,7 @@ struct ForwardMainloop {
           if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1)
             load_q();
           pending_block = block;
-          pending_tile = tile_at;
+          pending_tile_at = tile_at;
         });
       }
     }
@@ -211,9 +213,9 @@ struct ForwardMainloop {
     typename KRing::State k_at;
     typename VRing::State v_at;
     typename TileRing::State tile_at;
-    // The tile of the newest step, and its blocks that matter to this consumer's rows.
+    // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
-    typename Blocks::Own own;
+    typename Blocks::ConsumerBlocks consumer_blocks;
     RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
@@ -237,7 +239,7 @@ struct ForwardMainloop {
       Step step = {tile.kind, {}, 0};
       if (step.exists()) {
         step.blocks.begin(p, tile, [&]() { return read_message(); });
-        own = Blocks::own_of(p, tile, number);
+        consumer_blocks = Blocks::consumer_blocks(p, tile, number);
       }
       return step;
     }
@@ -248,13 +250,13 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether this consumer computes the newest step. It skips steps without allowed pairs of its rows,
-    // except the last step of a tile, after which it stores results.
-    FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last() || !step.blocks.is_empty(own);
+    // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
+    // rows, except the last step of a tile, after which it stores results.
+    FLASHGEN_DEVICE bool computes(const Step& step) const {
+      return step.is_last() || !step.blocks.is_empty(consumer_blocks);
     }
     // Whether the mask forbids some pair of the newest step and this consumer's rows.
-    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -325,10 +327,10 @@ struct ForwardMainloop {
     // ---- Results
 
     // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
-    FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
+    FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile(), rows);
+      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
     }
 
     // ---- The mainloop
@@ -341,7 +343,7 @@ struct ForwardMainloop {
       Step next = next_tile();
       for (;;) {
         while (next.exists()) {
-          next = skip_to_own(next);
+          next = skip_empty_steps(next);
           // Nothing overlaps the first scores.
           Step step = next;
           Probabilities probabilities;
@@ -362,8 +364,8 @@ struct ForwardMainloop {
     }
 
     // Skips steps that this consumer does not compute. It still passes on its turn to issue products.
-    FLASHGEN_DEVICE Step skip_to_own(Step step) {
-      while (!is_own(step)) {
+    FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
+      while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
         release_k(step);
         shared.v_ring().wait_full(v_at);
@@ -384,7 +386,7 @@ struct ForwardMainloop {
         step = next;
         next = after(step);
       };
-      const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
+      const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
       if constexpr (kOverlapsOwnProducts) {
         // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
         // writes.
@@ -464,9 +466,9 @@ struct ForwardMainloop {
       if (leaves_out_values(step)) {
         if (step.accumulates == 0) clear_strip(out);
         u32 allowed[2];
-        const Tile own = tile_of(step);
-        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
-                                      step.first_key(), thread);
+        const Tile step_tile = tile_of(step);
+        find_allowed<cfg.tile_kv / 8>(allowed, step_tile.template mask<Mask>(p),
+                                      step_tile.first_q + warp_row(), step.first_key(), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {
@@ -483,7 +485,7 @@ struct ForwardMainloop {
     }
     // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
-      return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
+      return shared.tile(step.is_last() ? finished_tile_at() : typename TileRing::State{tile_at.count - 1});
     }
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {

@@ -4,8 +4,9 @@
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
 // in order. `left` is how many blocks follow, or 1 if that is not known.
 //
-// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
-// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), is_empty() says
+// that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
+// allow all.
 #pragma once
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/walk.cuh"
@@ -54,19 +55,19 @@ struct BandBlocks {
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
   // beyond the last query do not count, because their results are never stored.
-  struct Own {
+  struct ConsumerBlocks {
     Range some, all;
   };
-  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
+  FLASHGEN_DEVICE static ConsumerBlocks consumer_blocks(const auto& p, const auto& tile, i32 consumer) {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
               end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
     if (end_q <= first_q) return {};
     const Mask mask = tile.template mask<Mask>(p);
     return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
   }
-  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same for one block of any tile. It takes fewer registers than own_of().
+  FLASHGEN_DEVICE bool is_empty(const ConsumerBlocks& blocks) const { return !blocks.some.has(block); }
+  FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const { return !blocks.all.has(block); }
+  // The same for one block of any tile. It takes fewer registers than consumer_blocks().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
@@ -140,16 +141,20 @@ struct SparseBlocks {
 
   FLASHGEN_DEVICE bool is_last() const { return (flags & 1u) != 0; }
 
-  struct Own {
+  struct ConsumerBlocks {
     i32 consumer;
   };
-  FLASHGEN_DEVICE static Own own_of(const auto&, const auto&, i32 consumer) { return {consumer}; }
-  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (flags >> (kEmpty + own.consumer) & 1u) != 0; }
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
-    return (flags >> (kFull + own.consumer) & 1u) == 0;
+  FLASHGEN_DEVICE static ConsumerBlocks consumer_blocks(const auto&, const auto&, i32 consumer) {
+    return {consumer};
+  }
+  FLASHGEN_DEVICE bool is_empty(const ConsumerBlocks& blocks) const {
+    return (flags >> (kEmpty + blocks.consumer) & 1u) != 0;
+  }
+  FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const {
+    return (flags >> (kFull + blocks.consumer) & 1u) == 0;
   }
   FLASHGEN_DEVICE bool needs_mask(const auto&, const auto&, i32 consumer) const {
-    return needs_mask(Own{consumer});
+    return needs_mask(ConsumerBlocks{consumer});
   }
 };
 

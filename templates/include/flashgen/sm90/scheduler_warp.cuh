@@ -61,7 +61,7 @@ struct SchedulerWarp {
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {
-        next = is_drained ? checks.next_failed() : tiles.draw();
+        next = is_drained ? checks.take_failed() : tiles.draw();
       }
       number = shuffle(next, 0);
     }

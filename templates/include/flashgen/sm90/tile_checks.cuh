@@ -19,6 +19,8 @@ struct TileChecks {
   // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
   // complete when the scheduler refills the slot.
   static constexpr u32 kTiles = kForwardTileStages;
+  // Beyond the numbers of all tiles, so that the scheduler finds no such tile.
+  static constexpr i32 kNoTile = 0x7fffffff;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
 
   // An mbarrier. Its only phase ends when the consumers have checked all tiles announced before the drain.
@@ -59,8 +61,8 @@ struct TileChecks {
   // ---- One lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
-  // A number beyond all tiles if no failed tile is left.
-  FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
+  // The number of a failed tile, once for each; kNoTile if none is left.
+  FLASHGEN_DEVICE i32 take_failed() { return taken < queued ? queue[taken++] : kNoTile; }
 };
 
 }  // namespace flashgen
