@@ -49,7 +49,7 @@ struct BackwardMainloop {
     typename Shared::KRing::State kv_at;
     typename Shared::QRing::State q_at;
     // The position in the rings of dO and dS.
-    typename Shared::DORing::State at;
+    typename Shared::DORing::State do_at;
     typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
@@ -77,32 +77,34 @@ struct BackwardMainloop {
     }
     // Line 13: dP_ij = dO_i V_j^T - D_i, half of it.
     FLASHGEN_DEVICE void issue_half_of_dp(Strip<cfg.tile_q>& dp, i32 half) {
-      issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(at), half);
+      issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(do_at), half);
     }
-    // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
+    // Line 15: dQ_i += dS_ij K_j of the step at `ds_at`. The first step of a tile has none before it: it
     // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
-    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
-      shared.ds_ring().wait_full(of);
-      const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
+    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State ds_at,
+                                  bool exists) {
+      shared.ds_ring().wait_full(ds_at);
+      const typename Shared::DSTile ds = {exists ? shared.ds(ds_at).address : shared.k().address};
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
     // Writes dQ to shared memory. In the next step TMA adds it to global memory.
-    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
+    FLASHGEN_DEVICE void store_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State ds_at,
+                                  bool exists) {
       wgmma_pin(dq);
       warp_sync();
       if (thread.lane == 0) {
-        if (exists) mbarrier_arrive(shared.ds_ring().empty(of));
+        if (exists) mbarrier_arrive(shared.ds_ring().empty(ds_at));
         bulk_wait_read<0>();
       }
       warp_sync();
-      sums.wait_buffer(of);
+      sums.wait_buffer(ds_at);
       const i32 offset = static_cast<i32>(shared.out(thread.warp - 4) - shared.start);
       write_fragments(reinterpret_cast<float*>(shared.base + offset), dq, thread);
     }
     // TMA adds the dQ that is in shared memory.
     FLASHGEN_DEVICE void add_dq() {
-      if (in_buffer != none) sums.add(in_buffer, at.before().before(), tile_at, thread);
+      if (in_buffer != none) sums.add(in_buffer, do_at.before().before(), tile_at, thread);
     }
 
     // ---- A step: a block of queries
@@ -135,8 +137,8 @@ struct BackwardMainloop {
           p, tile.sequence, tile.query_head(p, step.member), first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
-      shared.do_ring().wait_full(at);
-      preset_columns(dp, shared.dsum(at), here);
+      shared.do_ring().wait_full(do_at);
+      preset_columns(dp, shared.dsum(do_at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
       // Earlier, products would wait for its fence. Later, the buffer would be needed again.
@@ -161,36 +163,36 @@ struct BackwardMainloop {
         }
         Dropping::template drop<Score::has_slope>(probabilities, factors, kept, chunk);
         if (chunk == 0) issue_half_of_dp(dp, 1);
-        issue_chunk(dv, probabilities, shared.dout(at), chunk);
+        issue_chunk(dv, probabilities, shared.dout(do_at), chunk);
       }
       const Rounded<cfg.tile_q>& factor = has_factors ? factors : probabilities;
 
       Strip<kPanelColumns> dq;
-      if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
+      if constexpr (!cfg.dq_last) issue_dq(dq, do_at.before(), !is_first);
       // Line 14: dS_ij = P_ij (dP_ij - D_i). Line 16: dK_j += dS_ij^T Q_i. A chunk is issued once the next is
       // stored.
       wgmma_wait<chunks + (cfg.dq_last ? 0 : 1)>();
       wgmma_pin(dp);
       Rounded<cfg.tile_q> ds;
-      shared.ds_ring().wait_empty(at);
+      shared.ds_ring().wait_empty(do_at);
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
-        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), here);
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(do_at), here);
         multiply_chunk(T{}, ds, dp, factor, chunk);
-        store_chunk(shared.ds(at), warp_key, ds, chunk, here);
+        store_chunk(shared.ds(do_at), warp_key, ds, chunk, here);
         if (chunk > 0) issue_chunk(dk, ds, shared.q(q_at), chunk - 1);
       }
       fence_proxy_async_shared();
       warp_sync();
-      if (thread.lane == 0) mbarrier_arrive(shared.ds_ring().full(at));
+      if (thread.lane == 0) mbarrier_arrive(shared.ds_ring().full(do_at));
       issue_chunk(dk, ds, shared.q(q_at), chunks - 1);
-      if constexpr (cfg.dq_last) issue_dq(dq, at.before(), !is_first);
+      if constexpr (cfg.dq_last) issue_dq(dq, do_at.before(), !is_first);
 
       wgmma_wait<chunks + 1>();
       wgmma_pin(dv);
-      shared.do_ring().release(at, thread);
+      shared.do_ring().release(do_at, thread);
       wgmma_wait<cfg.dq_last ? 0 : chunks>();
-      put_out(dq, at.before(), !is_first);
+      store_dq(dq, do_at.before(), !is_first);
       if constexpr (cfg.presets_ahead) {
         // After the last step this repeats the same scores, because a branch would wait for the products.
         auto next = q_at;
@@ -203,7 +205,7 @@ struct BackwardMainloop {
       previous = sums.number(tile, step);
       shared.q_ring().release(q_at, thread);
       q_at.advance();
-      at.advance();
+      do_at.advance();
     }
 
     // ---- Results
@@ -218,7 +220,7 @@ struct BackwardMainloop {
       if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
           here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
-      sums.wait_buffer(at);
+      sums.wait_buffer(do_at);
       const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
                                   const TensorMap& map) {
         if (here.lane == 0) bulk_wait_read<0>();
@@ -273,10 +275,10 @@ struct BackwardMainloop {
     // dQ of the last step.
     FLASHGEN_DEVICE void last_dq() {
       Strip<kPanelColumns> dq;
-      issue_dq(dq, at.before(), true);
+      issue_dq(dq, do_at.before(), true);
       wgmma_wait<0>();
-      put_out(dq, at.before(), true);
-      sums.add(previous, at.before(), tile_at, thread);
+      store_dq(dq, do_at.before(), true);
+      sums.add(previous, do_at.before(), tile_at, thread);
     }
   };
 

@@ -6,7 +6,7 @@
 namespace flashgen {
 
 // A tile of queries: a block of queries of a head.
-struct DenseQueryTile {
+struct DenseDqTile {
   bool exists;
   i32 block;
   i32 head;
@@ -39,7 +39,7 @@ struct DenseQueryTile {
   }
 };
 
-struct PackedQueryTile {
+struct PackedDqTile {
   bool exists;
   i32 block;
   i32 head;
@@ -78,14 +78,14 @@ struct FinishOrder {
   static constexpr bool by_warp = false;
   const Params& p;
 
-  FLASHGEN_DEVICE DenseQueryTile by_heads(i32 number, Thread) const {
+  FLASHGEN_DEVICE DenseDqTile by_heads(i32 number, Thread) const {
     const i32 heads = p.tiles / p.kv_tiles * p.group;
     if (number >= heads * p.q_tiles) return {};
     const i32 head = number / p.q_tiles, sequence = head / p.heads_q;
     return {true, number - head * p.q_tiles, head - sequence * p.heads_q, sequence};
   }
   template <bool descending>
-  FLASHGEN_DEVICE DenseQueryTile by_sections(i32 number, Thread) const {
+  FLASHGEN_DEVICE DenseDqTile by_sections(i32 number, Thread) const {
     const i32 blocks_of_head = p.group * p.q_tiles, blocks = blocks_of_head * (opaque(p.tiles) / p.kv_tiles);
     if (number >= blocks) return {};
     const SectionTile place = section_tile<cfg.section_heads>(number, blocks, blocks_of_head);
@@ -103,11 +103,11 @@ struct FinishOrder<cfg, Params, PackedKeyTile> {
   const Params& p;
   SequenceSearch search = {};
 
-  FLASHGEN_DEVICE PackedQueryTile by_heads(i32 number, Thread thread) {
+  FLASHGEN_DEVICE PackedDqTile by_heads(i32 number, Thread thread) {
     return by_sections<false>(number, thread);
   }
   template <bool descending>
-  FLASHGEN_DEVICE PackedQueryTile by_sections(i32 number, Thread thread) {
+  FLASHGEN_DEVICE PackedDqTile by_sections(i32 number, Thread thread) {
     const auto found = search.find(
         number, p.batch, p.heads_q, ceil_div(p.len_q, cfg.tile_q), thread,
         [&](i32 sequence) { return ceil_div(PackedSequence::of(p, sequence).rows_q, cfg.tile_q); });
