@@ -12,7 +12,7 @@ constexpr float kMaximumLag = 8.0f;
 
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
-  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
 };
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
@@ -98,7 +98,7 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (i32 h = 0; h < 2; ++h)
-          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
+          sum[m][h] += weights.weighted_sum(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }

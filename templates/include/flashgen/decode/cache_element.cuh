@@ -1,13 +1,13 @@
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch(slot, page, thread)        starts copies of the scales of a slice of keys
-//     slice(slot, thread)              the scales of a slice's keys:
-//       scale(scores, queries)           multiplies products by the scales of K and Q
-//       raise(scores)                    adds logarithms to logits, so that P includes the scales of V
-//       total(a, b, n)                   what two exponentials of block n add to the row's sum
-//     finish(out)                      makes O of accumulators: the last scale, and the order of columns
-//     column(n, thread)                the first of the two columns of O that a lane holds of block n
+//     fetch_scales(slot, page, thread)     starts copies of the scales of a slice of keys
+//     slice_scales(slot, thread)           the scales of a slice's keys:
+//       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
+//       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V
+//       weighted_sum(a, b, n)                what two exponentials of block n add to the row's sum
+//     scale_and_reorder(out)               makes O of accumulators: the last scale, and the order of columns
+//     column(n, thread)                    the first of the two columns of O that a lane holds of block n
 #pragma once
 #include "flashgen/decode/rows.cuh"
 
@@ -27,22 +27,22 @@ struct SameElement {
   using Values = RightRows<VSlice, true>;
   using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
 
-  struct Slice {
+  struct SliceScales {
     template <class Scores>
-    FLASHGEN_DEVICE void scale(Scores&, const Queries&) const {}
+    FLASHGEN_DEVICE void apply_qk_scales(Scores&, const Queries&) const {}
     template <class Scores>
-    FLASHGEN_DEVICE void raise(Scores&) const {}
-    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+    FLASHGEN_DEVICE void add_log_v_scales(Scores&) const {}
+    FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
   };
 
   template <class Params>
   FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
     return {};
   }
-  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
-  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {}; }
+  FLASHGEN_DEVICE void fetch_scales(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {}; }
   template <class Output>
-  FLASHGEN_DEVICE void finish(Output&) const {}
+  FLASHGEN_DEVICE void scale_and_reorder(Output&) const {}
   FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) { return 8 * n + thread.column(); }
 };
 

@@ -69,16 +69,16 @@ struct HeadScales {
   float k;
   float v;
 
-  struct Slice {
+  struct SliceScales {
     float k;
 
     template <i32 blocks, class Queries>
-    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+    FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
       for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
     }
     template <class Scores>
-    FLASHGEN_DEVICE void raise(Scores&) const {}
-    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+    FLASHGEN_DEVICE void add_log_v_scales(Scores&) const {}
+    FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
   };
 
   template <class Params>
@@ -88,9 +88,9 @@ struct HeadScales {
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
-  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
-  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {k}; }
-  FLASHGEN_DEVICE float of_results() const { return v; }
+  FLASHGEN_DEVICE void fetch_scales(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {k}; }
+  FLASHGEN_DEVICE float output_scale() const { return v; }
 };
 
 // Numbers of the page that a key lies in. They arrive in shared memory with the keys, at `offset`.
@@ -105,23 +105,23 @@ struct PageScales {
   i64 v_row;
   float* shared;
 
-  struct Slice {
+  struct SliceScales {
     static constexpr i32 blocks = kSliceKeys / 8;
     FloatPair k[blocks];
     FloatPair v[blocks];
 
     template <class Queries>
-    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+    FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
       for_each_score(scores, [&](float& s, i32 h, i32 column) {
         s *= k[column / 8].values[column % 2] * queries.back[h];
       });
     }
-    FLASHGEN_DEVICE void raise(Accumulator<1, blocks>& logits) const {
+    FLASHGEN_DEVICE void add_log_v_scales(Accumulator<1, blocks>& logits) const {
       for_each_score(logits, [&](float& s, i32, i32 column) {
         s += log2_approx(v[column / 8].values[column % 2]) * kLn2;
       });
     }
-    FLASHGEN_DEVICE float total(float a, float b, i32 n) const {
+    FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 n) const {
       return fused_multiply_add(a, reciprocal_approx(v[n].values[0]), b * reciprocal_approx(v[n].values[1]));
     }
   };
@@ -132,27 +132,27 @@ struct PageScales {
             p.k_scale_row, p.v_scale_row, reinterpret_cast<float*>(base + offset)};
   }
   // Half of the lanes copy the keys' scales, and half the values'.
-  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const {
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {
     const bool exists = page >= 0;
     const i64 place = exists ? page : 0;
     const float* const from = thread.lane < kSliceKeys ? k + place * k_row : v + place * v_row;
     cp_async_4(shared_address(shared + slot * kWarpSize + thread.lane), from,
                exists ? static_cast<u32>(sizeof(float)) : 0u);
   }
-  FLASHGEN_DEVICE Slice slice(i32 slot, Thread thread) const {
-    const float* const own = shared + slot * kWarpSize + thread.column();
-    Slice slice;
+  FLASHGEN_DEVICE SliceScales slice_scales(i32 slot, Thread thread) const {
+    const float* const first = shared + slot * kWarpSize + thread.column();
+    SliceScales found;
 #pragma unroll
-    for (i32 n = 0; n < Slice::blocks; ++n) {
-      slice.k[n] = *reinterpret_cast<const FloatPair*>(own + 8 * n);
-      slice.v[n] = *reinterpret_cast<const FloatPair*>(own + kSliceKeys + 8 * n);
+    for (i32 n = 0; n < SliceScales::blocks; ++n) {
+      found.k[n] = *reinterpret_cast<const FloatPair*>(first + 8 * n);
+      found.v[n] = *reinterpret_cast<const FloatPair*>(first + kSliceKeys + 8 * n);
       // A page of zeros may have the scale 0, which has no logarithm.
 #pragma unroll
-      for (i32 i = 0; i < 2; ++i) slice.v[n].values[i] = maximum(slice.v[n].values[i], 0x1p-100f);
+      for (i32 i = 0; i < 2; ++i) found.v[n].values[i] = maximum(found.v[n].values[i], 0x1p-100f);
     }
-    return slice;
+    return found;
   }
-  FLASHGEN_DEVICE float of_results() const { return 1.0f; }
+  FLASHGEN_DEVICE float output_scale() const { return 1.0f; }
 };
 
 // ---- The policy
@@ -175,15 +175,17 @@ struct EightBitElement {
   FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
     return {Scales::of(p, item, base)};
   }
-  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const { scales.fetch(slot, page, thread); }
-  FLASHGEN_DEVICE typename Scales::Slice slice(i32 slot, Thread thread) const {
-    return scales.slice(slot, thread);
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {
+    scales.fetch_scales(slot, page, thread);
+  }
+  FLASHGEN_DEVICE typename Scales::SliceScales slice_scales(i32 slot, Thread thread) const {
+    return scales.slice_scales(slot, thread);
   }
   // Of each two blocks the first has the even columns of 16, and the second the odd ones. Neighbors belong
   // into one block.
   template <i32 blocks>
-  FLASHGEN_DEVICE void finish(Accumulator<1, blocks>& out) const {
-    const float factor = scales.of_results();
+  FLASHGEN_DEVICE void scale_and_reorder(Accumulator<1, blocks>& out) const {
+    const float factor = scales.output_scale();
 #pragma unroll
     for (i32 n = 0; n < blocks; n += 2) {
 #pragma unroll

@@ -128,7 +128,7 @@ struct DecodeMainloop {
                                                    places.offset(p.k_batch, p.k_row), existing, thread);
         copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
                                                      places.offset(p.v_batch, p.v_row), existing, thread);
-        cache.fetch(stage * cfg.warps + thread.warp, places.page, thread);
+        cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
       cp_async_commit();
@@ -139,12 +139,12 @@ struct DecodeMainloop {
 
     find_next(thread);
     // The numbers of the tiles whose copies are in flight. The first steps only start copies.
-    i32 under_way[cfg.stages - 1] = {};
+    i32 in_flight[cfg.stages - 1] = {};
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
+    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
       const Thread here = thread.recomputed();
-      const i32 first_key = under_way[0] * cfg.tile_kv;
+      const i32 first_key = in_flight[0] * cfg.tile_kv;
       if (step >= 0) {
         // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
         cp_async_wait<cfg.stages - 2>();
@@ -155,8 +155,8 @@ struct DecodeMainloop {
         }
       }
 #pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) under_way[i] = under_way[i + 1];
-      under_way[cfg.stages - 2] = fetch_next(filled_stage, here);
+      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
+      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
 
@@ -169,16 +169,16 @@ struct DecodeMainloop {
         clear(scores);
         multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
                                                          Keys(k_slice(stage, slice), 0, here));
-        const auto own = cache.slice(stage * cfg.warps + slice, here);
-        own.scale(scores, queries);
+        const auto scales = cache.slice_scales(stage * cfg.warps + slice, here);
+        scales.apply_qk_scales(scores, queries);
         Score::apply(scores, p, item, rows, key, thread);
-        own.raise(scores);
+        scales.add_log_v_scales(scores);
         if (is_cut) {
           for_each_score(scores, [&](float& s, i32 h, i32 column) {
             if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
           });
         }
-        softmax.update(scores, out, logits, own);
+        softmax.update(scores, out, logits, scales);
         const VSlice v = v_slice(stage, slice);
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
@@ -195,7 +195,7 @@ struct DecodeMainloop {
       stage = next_stage(stage);
     }
     softmax.finish();
-    cache.finish(out);
+    cache.scale_and_reorder(out);
     cp_async_wait<0>();
   }
 
