@@ -27,6 +27,12 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // How many tiles follow among those that were tested together.
+  FLASHGEN_DEVICE i32 following() const {
+    i32 count = 0;
+    for (u32 left = others; left != 0; left &= left - 1) ++count;
+    return count;
+  }
   // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 

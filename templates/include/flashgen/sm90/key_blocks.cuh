@@ -2,7 +2,7 @@
 // their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
-// in order. `left` is how many blocks follow, or 1 if that is not known.
+// in order. `left` is how many blocks follow, as far as that is known: at least 1 if some do.
 //
 // A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), is_empty() says
 // that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
@@ -124,8 +124,7 @@ struct SparseBlocks {
     for (bool is_last = false; !is_last;) {
       if (!walk.over()) walk.advance(thread, is_visited);
       is_last = walk.over();
-      // Only whether a block follows is known, not how many.
-      visit(block, is_last ? 0 : 1, Message{block, flags | static_cast<u32>(is_last)});
+      visit(block, is_last ? 0 : 1 + walk.following(), Message{block, flags | static_cast<u32>(is_last)});
       block = walk.tile;
       flags = flags_of(walk.lane());
     }
