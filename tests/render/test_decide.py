@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.plan import plan
 from flashgen.render import Origin, render_afresh
-from flashgen.render.amalgamation.decide import decided
+from flashgen.render.amalgamation.decide import config_values, decided, policy_values
 from flashgen.spec import AttentionSpec, causal
 
 CONFIG = ["    .turing = false,", "    .access_bytes = 16,  // of rows", "    .stages = 2,"]
@@ -16,7 +16,7 @@ def lines_of(header: str, config: list[str] = CONFIG, file: str = "flashgen/a.cu
     """What stays of a header above a config."""
     lines = [(text, Origin(file, number)) for number, text in enumerate(header.split("\n"), start=1)]
     lines += [(text, Origin("kernels/a.cu.j2", number)) for number, text in enumerate(config, start=1)]
-    out = [text for text, _ in decided(lines)]
+    out = [text for text, _ in decided(lines, config_values(lines))]
     assert out[len(out) - len(config) :] == config
     return out[: len(out) - len(config)]
 
@@ -73,6 +73,58 @@ def test_nothing_is_decided_in_the_text_of_a_kernel_or_where_two_values_are_prin
     header = "if constexpr (turing) a();"
     assert lines_of(header, file="kernels/a.cu.j2") == [header]
     assert lines_of(header, [*CONFIG, "  static constexpr bool turing = true;"]) == [header]
+
+
+def decided_by_policies(header: str) -> str:
+    """What stays of a header above a config with two consumers."""
+    texts = [*header.split("\n"), "    .consumers = 2,", "    .last = true,"]
+    lines = [(text, Origin("flashgen/a.cuh", number)) for number, text in enumerate(texts)]
+    return "\n".join(text for text, _ in decided(lines, policy_values(lines))[:-2])
+
+
+@pytest.mark.parametrize(
+    ("constants", "statement", "left"),
+    [
+        (["sends = false"], "if constexpr (Blocks::sends) a();", ""),
+        (["sends = true"], "if constexpr (tile.sends) a();", "a();"),
+        (["sends = true", "sends = true"], "if constexpr (Blocks::sends) a();", "a();"),
+        (["kPairs = cfg.consumers == 2"], "if constexpr (kPairs) a();", "a();"),
+        (["kPairs = cfg.consumers > 2"], "if constexpr (kPairs) a();", ""),
+        (["sends = false", "kAny = Blocks::sends || !Tile::sends"], "if constexpr (!kAny) a();", ""),
+        (["sends = other", "kAny = Blocks::sends || cfg.last"], "if constexpr (kAny) a();", "a();"),
+        (["sends = false", "kAny = Blocks::sends || cfg.consumers == 3"], "if constexpr (kAny) a();", ""),
+        ([], "if constexpr (!cfg.last) a();", ""),
+    ],
+)
+def test_constants_of_the_only_policies_left_decide(constants: list[str], statement: str, left: str) -> None:
+    declared = [f"  static constexpr bool {constant};" for constant in constants]
+    assert decided_by_policies("\n".join([*declared, statement])) == "\n".join([*declared, *([left] if left else [])])
+
+
+@pytest.mark.parametrize(
+    ("constants", "statement"),
+    [
+        (["sends = false", "sends = true"], "if constexpr (Blocks::sends) a();"),
+        (["sends = false", "sends = other"], "if constexpr (Blocks::sends) a();"),
+        # A template parameter may have the same name.
+        (["sends = false"], "if constexpr (sends) a();"),
+        (["kAny = a && b"], "if constexpr (kAny) a();"),
+        (["sends = false"], "if constexpr (Blocks::sends == 0) a();"),
+        ([], "if constexpr (consumers == 2) a();"),
+        ([], "if constexpr (other.consumers == 2) a();"),
+    ],
+)
+def test_what_policies_leave_open_is_the_compilers(constants: list[str], statement: str) -> None:
+    header = "\n".join([*(f"  static constexpr bool {constant};" for constant in constants), statement])
+    assert decided_by_policies(header) == header
+
+
+def test_nothing_stays_behind_a_return_that_is_decided() -> None:
+    body = "  if constexpr (cfg.last) return false;\n  return a() &&\n         b();"
+    assert decided_by_policies(f"bool f() {{\n{body}\n}}\nc();") == "bool f() {\n  return false;\n}\nc();"
+    assert decided_by_policies(f"bool f() {{\n{body.replace('cfg', '!cfg')}\n}}") == (
+        "bool f() {\n  return a() &&\n         b();\n}"
+    )
 
 
 @pytest.mark.parametrize(

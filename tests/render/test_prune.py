@@ -34,6 +34,50 @@ def test_a_mention_in_a_comment_or_a_string_does_not_count() -> None:
     assert text == ['void used() { print("unused"); }  // like unused()', KERNEL]
 
 
+def test_a_function_goes_if_only_a_variable_has_its_name() -> None:
+    assert pruned(
+        "int before() { return 1; }",
+        "int used() { int before = last<int>(); return before; }",
+        "template <class T>",
+        "T last() { return 2; }",
+        KERNEL,
+    ) == [
+        "int used() { int before = last<int>(); return before; }",
+        "template <class T>",
+        "T last() { return 2; }",
+        KERNEL,
+    ]
+
+
+def test_what_only_a_ruled_out_branch_of_the_chosen_policy_calls_goes() -> None:
+    text = pruned(
+        "struct Band {",
+        "  static constexpr bool sends = false;",
+        "};",
+        "struct Sparse {",
+        "  static constexpr bool sends = true;",
+        "};",
+        "void send() {}",
+        "template <class Blocks>",
+        "void used() {",
+        "  if constexpr (Blocks::sends) send();",
+        "  load();",
+        "}",
+        "void load() {}",
+        'extern "C" __global__ void kernel() { used<Band>(); }',
+    )
+    assert text == [
+        "struct Band {",
+        "};",
+        "template <class Blocks>",
+        "void used() {",
+        "  load();",
+        "}",
+        "void load() {}",
+        'extern "C" __global__ void kernel() { used<Band>(); }',
+    ]
+
+
 def test_functions_that_only_call_each_other_go() -> None:
     assert pruned("void a() { b(); }", "void b() { a(); }", "void used() {}", KERNEL) == ["void used() {}", KERNEL]
 

@@ -1,4 +1,4 @@
-"""Decides ``if constexpr`` of headers where the printed config says which branch a kernel takes.
+"""Decides ``if constexpr`` of headers where the printed config and the chosen policies say which branch a kernel takes.
 
 Headers pass some members of the config on as template parameters of the same name, and never with another value:
 ``tests/compile/test_pruned.py`` compares the machine code with that of the whole text. Headers are formatted, so that
@@ -8,35 +8,89 @@ the lines of a block are indented and its closing brace stands below its ``if``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.render.amalgamation.amalgamate import Line
 
 #: What headers call by the same name everywhere.
 _PASSED_ON = frozenset({"async_copy", "access_bytes", "turing", "has_lower", "has_upper", "has_holes"})
-_VALUE = re.compile(r"\s+(?:\.|static constexpr bool )(\w+) = (true|false|\d+)[,;]")
-_IF = re.compile(r"(\s*)(?:} else )?if constexpr \((!?)(\w+)(?: == (\d+))?\) (.*[{;])$")
+_MEMBER = re.compile(r"\s+\.(\w+) = (true|false|\d+)[,;]")
+_CONSTANT = re.compile(r"\s+static constexpr bool (\w+) =\s*(.*?);?$")
+_TERM = r"(!?)((?:\w+(?:::|\.))?\w+)(?: (==|>|<) (\d+))?"
+_IF = re.compile(rf"(\s*)(?:}} else )?if constexpr \({_TERM}\) (.*[{{;])$")
+_CONDITION = re.compile(_TERM)
 _HEADERS = "flashgen/"
+_Values = Mapping[str, str]
 
 
-def decided(lines: Sequence[Line]) -> list[Line]:
-    """``lines`` without the branches of headers that the config rules out, and without the conditions of the others."""
-    values: dict[str, set[str]] = {}
-    for text, _ in lines:
-        value = _VALUE.match(text)
-        if value and value[1] in _PASSED_ON:
-            values.setdefault(value[1], set()).add(value[2])
-    # Masks may differ in what they say of themselves; then nothing is decided.
-    known = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
-    work = _Decision(known)
+def config_values(lines: Sequence[Line]) -> dict[str, str]:
+    """The values of those members of the config that headers pass on by name."""
+    found = [*_named(_MEMBER, lines), *_named(_CONSTANT, lines)]
+    return _agreed((name, value) for name, value in found if name in _PASSED_ON)
+
+
+def policy_values(lines: Sequence[Line]) -> dict[str, str]:
+    """The values of ``cfg.member``, of ``Policy::constant`` and of ``kConstant``.
+
+    All policies left in the source must agree. Without a qualifier a name may be that of a template parameter, unless
+    it begins as constants of mainloops do.
+    """
+    constants = list(_named(_CONSTANT, lines))
+    values = config_values(lines)
+    values |= {f"cfg.{name}": value for name, value in _agreed(_named(_MEMBER, lines)).items()}
+    while True:
+        known = _agreed((name, _evaluated(value, values)) for name, value in constants)
+        more = {name if name.startswith("k") else f".{name}": value for name, value in known.items()}
+        if more.items() <= values.items():
+            return values
+        values |= more
+
+
+def decided(lines: Sequence[Line], values: _Values) -> list[Line]:
+    """``lines`` without the branches of headers that are ruled out, and without the conditions of the others."""
+    work = _Decision(values)
     work.add(lines)
     return work.out
 
 
+def _named(pattern: re.Pattern[str], lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
+    """The names and values on lines that look so."""
+    return ((match[1], match[2]) for text, _ in lines if (match := pattern.match(text)))
+
+
+def _agreed(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The value of each name that always has the same one; an unknown value is empty."""
+    values: dict[str, set[str]] = {}
+    for name, value in found:
+        values.setdefault(name, set()).add(value)
+    return {name: next(iter(all_)) for name, all_ in values.items() if len(all_) == 1 and "" not in all_}
+
+
+def _evaluated(expression: str, values: _Values) -> str:
+    """The value of a constant, a disjunction of conditions; empty if it is not known."""
+    terms = [_CONDITION.fullmatch(term) for term in expression.split(" || ")]
+    holds = [None if term is None else _holds(term.groups(), values) for term in terms]
+    if True in holds:
+        return "true"
+    return "" if None in holds else "false"
+
+
+def _holds(term: Sequence[str | None], values: _Values) -> bool | None:
+    """Whether a condition holds; None if that is not known."""
+    negated, name, comparison, number = term
+    assert name is not None
+    value = name if name in ("true", "false") else values.get(name, values.get(re.sub(r"^\w+(::|\.)", ".", name)))
+    if value is None or (comparison is None) != (value in ("true", "false")):
+        return None
+    if comparison is None or number is None:
+        return (value == "true") != bool(negated)
+    return {"==": int(value) == int(number), ">": int(value) > int(number), "<": int(value) < int(number)}[comparison]
+
+
 @dataclass(slots=True)
 class _Decision:
-    known: Mapping[str, str]
+    values: _Values
     out: list[Line] = field(default_factory=list)
 
     def add(self, lines: Sequence[Line]) -> None:
@@ -45,15 +99,18 @@ class _Decision:
         while at < len(lines):
             text, origin = lines[at]
             found = _IF.match(text) if "if constexpr" in text and origin.file.startswith(_HEADERS) else None
-            holds = self._holds(found) if found else None
+            holds = _holds(found.groups()[1:5], self.values) if found else None
             if found is None or holds is None or text.lstrip().startswith("}"):
                 self._append(lines[at])
                 at += 1
-            elif found[5] != "{":
+            elif found[6] != "{":
                 # One statement.
                 if holds:
-                    self._append((found[1] + found[5], origin))
+                    self._append((found[1] + found[6], origin))
                 at += 1
+                # Nothing after a return is reached.
+                while holds and found[6].startswith("return") and lines[at][0].startswith((found[1], "#")):
+                    at += 1
             else:
                 at = self._choose(lines, at, found[1])
 
@@ -64,7 +121,7 @@ class _Decision:
             end = next(i for i in range(at + 1, len(lines)) if lines[i][0].startswith(f"{indent}}}"))
             text, closing = lines[at][0], lines[end][0].strip()
             found = _IF.match(text)
-            holds = text.strip() == "} else {" or (self._holds(found) if found else None)
+            holds = text.strip() == "} else {" or (_holds(found.groups()[1:5], self.values) if found else None)
             if not taken and holds is None:
                 # No branch before it is taken, so the compiler decides the rest.
                 self._append((text.replace("} else if", "if"), lines[at][1]))
@@ -75,13 +132,6 @@ class _Decision:
             if closing == "}":
                 return end + 1
             at = end
-
-    def _holds(self, condition: re.Match[str]) -> bool | None:
-        """Whether a condition holds; None if the config does not say."""
-        value = self.known.get(condition[3])
-        if value is None or (condition[4] is None) != (value in ("true", "false")):
-            return None
-        return (value == (condition[4] or "true")) != bool(condition[2])
 
     def _append(self, line: Line) -> None:
         text = line[0]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, pairwise
 
 _TOKEN = re.compile(
     r"""(?P<comment>//.*)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_]\w*)"""
@@ -43,8 +43,8 @@ class Tokens:
         self.lines.extend([line] * len(texts))
 
     def words(self, first: int, end: int) -> frozenset[str]:
-        """The identifiers between two tokens."""
-        return frozenset(compress(self.texts[first:end], self.is_word[first:end]))
+        """The identifiers between two tokens. Of those that are called it has a second form, ``name(``."""
+        return _words(self.texts[first:end], self.is_word[first:end])
 
     def closings(self) -> dict[int, int]:
         """The place of each opening bracket, and of the one that closes it."""
@@ -66,9 +66,9 @@ class Declaration:
 
     first: int
     last: int
-    #: The name that reaches it; empty if nothing names it.
+    #: The name that reaches it, of a function ``name(``; empty if nothing names it.
     name: str
-    #: The identifiers it mentions, without those of its members.
+    #: The identifiers it mentions, without those of its members, and ``name(`` where it calls something.
     words: frozenset[str]
     #: Types without which it is of no use: element types of an overload, and all that a specialization is for.
     element_types: frozenset[str] = frozenset()
@@ -115,9 +115,14 @@ def _tokens(text: str) -> tuple[tuple[str, ...], tuple[bool, ...]]:
     return tuple(token[0] for token in found), tuple(token["word"] is not None for token in found)
 
 
+def _words(texts: Sequence[str], is_word: Sequence[bool]) -> frozenset[str]:
+    words = frozenset(compress(texts, is_word))
+    return words.union(f"{text}(" for text, after in pairwise(texts) if after in "(<" and text in words)
+
+
 def _macro(found: re.Match[str], texts: Sequence[str], first: int, last: int) -> Declaration:
     body = "\n".join(texts[first : last + 1])
-    words = frozenset(compress(*_tokens(body))) - {"define", "undef", found[2]}
+    words = _words(*_tokens(body)) - {"define", "undef", found[2]}
     return Declaration(_with_comment(texts, first), last, found[2], words, pasted=tuple(_PASTED.findall(body)))
 
 
@@ -214,13 +219,15 @@ class _Parser:
             return Declaration(*lines, self.struct_of_macros(words), words)
         name, stop = self.name(at, end)
         is_function = stop < end and self.tokens.texts[stop] == "("
+        own = {name, f"{name}("}
         # Constructors, operators and data members stay with their struct.
         is_static = is_function or "static" in self.tokens.words(at, stop)
         if struct and (name == struct or not is_static):
             name = ""
         types = self.element_types(at, self.closing[stop] if is_function else stop)
         # What stays with its struct brings its types along.
-        return Declaration(*lines, name, words - {name}, types if name else frozenset())
+        reached_by = f"{name}(" if name and is_function else name
+        return Declaration(*lines, reached_by, words - own, types if name else frozenset())
 
     def struct_of_macros(self, words: frozenset[str]) -> str:
         """The struct that macros declare, of those that are mentioned or begin like one that is."""

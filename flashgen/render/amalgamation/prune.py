@@ -1,9 +1,9 @@
 """Removes from an amalgamated source every declaration that its kernel does not reach.
 
-A declaration is reached when a reached declaration mentions its name. The pass knows tokens and brackets, not types:
-of a mentioned name it keeps all overloads and all members. Two refinements: an overload for an element type, such as
-``half_t``, and a specialization for any type also need that type to be reached; and where macros complete the names of
-others by numbers, these are the only argument of a macro.
+A declaration is reached when a reached declaration mentions its name, and a function when one calls it. The pass knows
+tokens and brackets, not types: of a mentioned name it keeps all overloads and all members. Two refinements: an overload
+for an element type, such as ``half_t``, and a specialization for any type also need that type to be reached; and where
+macros complete the names of others by numbers, these are the only argument of a macro.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from flashgen.render.amalgamation.amalgamate import Line
 from flashgen.render.amalgamation.conditionals import resolved
-from flashgen.render.amalgamation.decide import decided
+from flashgen.render.amalgamation.decide import config_values, decided, policy_values
 from flashgen.render.amalgamation.declarations import Declaration, parse
 
 #: The only argument of a macro: in a definition, which may call a macro that it is given, of any name.
@@ -25,7 +25,17 @@ _MACRO_ARGUMENT = re.compile(r"\b[A-Z][A-Z_0-9]*\((\d+)\)")
 
 def prune(lines: Sequence[Line]) -> list[Line]:
     """``lines`` without the declarations that the kernel does not reach, one section for each header."""
-    lines = decided(resolved(lines))
+    lines = resolved(lines)
+    shorter = decided(lines, config_values(lines))
+    while True:
+        lines = _reached(shorter)
+        # The policies that are left say more, and what they rule out may reach others.
+        shorter = decided(lines, policy_values(lines))
+        if shorter == lines:
+            return lines
+
+
+def _reached(lines: list[Line]) -> list[Line]:
     declarations = parse([text for text, _ in lines])
     if not any(one.is_kernel for one in declarations):
         return lines
