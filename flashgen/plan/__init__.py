@@ -136,8 +136,6 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     if kernel.role in ("prepare", "finish", "captured_clear", "captured_store"):
         return kernel
     switches = set(kernel.switches)
-    if expressions.score is not None:
-        switches.add("score")
     if expressions.sink is not None and kernel.role in ("forward", PREFILL, DECODE, "captured_sink"):
         switches.add("sink")
     return replace(
@@ -165,7 +163,7 @@ def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
     prepare = attention.kernel("prepare")
     tiles, heads, batch = prepare.grid(problem)
     all_tiles = tiles * heads * batch
-    if "row_stats" in prepare.switches:
+    if "row_stats" in prepare.params.names:
         all_tiles = problem.query_tiles(prepare.grid_tile) * heads
     found = {name: all_tiles * floats for name, floats in workspace_tiles(prepare).items() if floats}
     if prepare.sums is not None:

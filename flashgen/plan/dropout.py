@@ -29,7 +29,7 @@ def with_dropout(kernel: KernelPlan) -> KernelPlan:
     more: tuple[Param, ...] = ()
     if kernel.role in _DRAWING or kernel.role.startswith("captured_tile"):
         more = _PARAMS
-    elif "row_stats" in kernel.switches:
+    elif "row_stats" in kernel.params.names:
         # Where accumulators of dP start depends on how much pairs that are kept count.
         more = (_FACTOR,)
     if not more:

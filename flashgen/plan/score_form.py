@@ -13,13 +13,13 @@ def score_form(kernel: KernelPlan, expressions: Expressions) -> ScoreForm | None
     if expressions.score is None:
         return None
     if kernel.algorithm == "FlashAttention-3" and kernel.role in ("forward", PREFILL):
-        return _of_products(kernel, expressions)
+        return _of_products(expressions)
     prefetches = "loads_ahead" in kernel.switches
     ahead = prefetched_loads_of(expressions, MAX_PREFETCH_BYTES_BACKWARD) if prefetches else ()
     return ScoreForm(expressions.score, expressions.slope, ahead=ahead)
 
 
-def _of_products(kernel: KernelPlan, expressions: Expressions) -> ScoreForm:
+def _of_products(expressions: Expressions) -> ScoreForm:
     """The form for products, which are logits before they are multiplied by the scale.
 
     Other kernels have no registers for constants, nor for two ways to compute a score.
@@ -28,6 +28,8 @@ def _of_products(kernel: KernelPlan, expressions: Expressions) -> ScoreForm:
 
     score = expressions.score
     assert score is not None, "only a score has a form"
-    value = in_products(score) if "in_products" in kernel.switches else of_product(score)
-    assert value is not None, "the switch says that the score adds to products"
-    return ScoreForm(value, None, prefetched_loads_of(expressions), has_spare_registers=True)
+    ahead = prefetched_loads_of(expressions)
+    value = in_products(score)
+    if value is None:
+        return ScoreForm(of_product(score), None, ahead, has_spare_registers=True)
+    return ScoreForm(value, None, ahead, has_spare_registers=True, in_products=True)

@@ -46,7 +46,7 @@ _LABEL = 9
 def summary(plan: KernelPlan) -> list[str]:
     """The lines of the comment, without the slashes."""
     # Roles of which there may be several are numbered.
-    finishes = plan.role == "main" and (plan.sums is not None or "ordered" in plan.switches)
+    finishes = plan.role == "main" and (plan.sums is not None or plan.adds_in_order)
     what = "backward pass: dK, dV and dQ" if finishes else _ROLES[plan.role.rstrip("0123456789")]
     if plan.role == "forward" and "lse" not in plan.params.names:
         what = "forward pass, last: O = P V"
@@ -93,7 +93,7 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
         owned = "dV and dK of the same 64 keys"
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
-    adds = ", two add dQ to its sum in order, and one finishes it" if "ordered" in plan.switches else ""
+    adds = ", two add dQ to its sum in order, and one finishes it" if plan.adds_in_order else ""
     adds = ", and three finish dQ" if plan.sums else adds
     adds = " and one chooses which ones" if plan.role == "forward" else adds
     yield (

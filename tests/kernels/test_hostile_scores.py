@@ -184,7 +184,9 @@ def test_a_penalty_that_is_counted_in_products_may_be_huge(dim: int, penalty: fl
         lambda s, b, h, q, k: s - penalties[h] * fg.where((k >= begins[h]) & (k < begins[h] + 240), 1.0, 0.0)
     )
     call = Call(fg.AttentionSpec(dim, score=added, direction="forward"), "sm_90a")
-    assert "in_products" in call.kernel().plan.kernel("forward").switches
+    form = call.kernel().plan.kernel("forward").score
+    assert form is not None
+    assert form.in_products
     call.check_forward()
 
 

@@ -179,7 +179,9 @@ SLANTED_WAYS = list(zip(WAYS, [*SLANTED, "products"], strict=True))
 def test_scores_may_go_with_the_position(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
     spec = forward_spec(dim, dtype="fp16", **SLANTED[name])
-    assert ("in_products" in plan(spec, schedule, "sm_90a").kernel("forward").switches) == (name != "logits")
+    form = plan(spec, schedule, "sm_90a").kernel("forward").score
+    assert form is not None
+    assert form.in_products == (name != "logits")
     values = hostile("4 times", dim, np.random.default_rng(11))
     check(spec, expected_of(spec, *values), schedule=schedule)
 

@@ -84,7 +84,7 @@ def test_a_spec_is_planned_or_refused_with_a_remedy(
     except fg.PlanError as error:
         check_refusal(spec, schedule, arch, access, str(error))
         return
-    is_ordered = any("ordered" in k.switches for k in made.kernels)
+    is_ordered = any(k.adds_in_order for k in made.kernels)
     assert [k.role for k in made.kernels] == (
         ORDERED_ROLES if is_ordered else ROLES[spec.needs_backward, spec.deterministic]
     )

@@ -17,6 +17,7 @@ from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.hopper.backward import HEAD_DIMS, NARROW_DIMS, why_not_backward
 from flashgen.plan.hopper.units import registers_at_launch
 from flashgen.plan.model.plans import KernelPlan, Problem
+from flashgen.render import render
 from flashgen.render.summary import header
 
 ARCH = get_arch("sm_90a")
@@ -147,8 +148,8 @@ def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
 def test_a_log_sum_exp_is_divided_by_the_scale_where_logits_are_products() -> None:
     sink = fg.sink(np.zeros(4, np.float32))
     for score, scales in ((None, True), (sink, True), (fg.softcap(30.0), False), (fg.softcap(30.0) >> sink, False)):
-        for role in ("prepare", "main"):
-            assert ("scales" in backward(role, score=score).switches) == scales
+        assert ("using Scoring = NoScore;" in render(backward(score=score)).text) == scales
+        assert ("constexpr bool kScales = true;" in render(backward("prepare", score=score)).text) == scales
         assert backward(score=score).divides_by_scale == scales
         # Nothing is copied by boxes there, and nothing is to be said about the scale twice.
         assert not backward("prepare", score=score).divides_by_scale
@@ -227,7 +228,7 @@ def test_what_they_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_rea
     made = plan(spec, schedule, arch)
     main = made.kernel("main")
     assert (main.template, main.algorithm, main.boxes) == ("backward_main.cu.j2", "FlashAttention-2", ())
-    assert not {"row_stats", "scales"} & made.kernel("prepare").switches
+    assert "row_stats" not in made.kernel("prepare").params.names
     reason = why_not_backward(spec, schedule or fg.Schedule(), get_arch(arch), default_access_bytes(spec))
     assert reason is not None
     assert words in reason

@@ -41,7 +41,7 @@ def prepare(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
     """D, what rows subtract, and a workspace of zeros: as far as the kernel clears it."""
     reads, writes = {"O": sizes.o, "dO": sizes.o}, {"D": sizes.row_floats}
     floats = workspaces(attention, sizes.problem)
-    if "row_stats" in kernel.switches:
+    if "row_stats" in kernel.params.names:
         reads["LSE"] = sizes.row_floats
         writes["row stats"] = FLOAT_BYTES * floats["row_stats"]
     if "dq_accum" in kernel.params.names:

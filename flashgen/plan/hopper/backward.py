@@ -93,7 +93,7 @@ def _main(frame: BackwardSm90, choice: Choice, sums: SumRing | None, failures: F
             *(() if ordered else (sum_lines,)),
             Box("dq", STORED_ROWS, PANEL),
         ),
-        switches=[name for name, on in (("ordered", ordered), ("loads_ahead", loads_ahead(frame.spec))) if on],
+        switches=("loads_ahead",) if loads_ahead(frame.spec) else (),
         sums=sums,
         failures=failures,
     )

@@ -37,9 +37,8 @@ class BackwardSm90(BackwardFrame):
 
     @property
     def switches(self) -> frozenset[str]:
-        """The switches that describe the mask and the score to the templates."""
-        named = (("block_sparse", is_block_sparse(self.spec)), ("scales", self.scales))
-        return frozenset(name for name, on in named if on)
+        """The switches that describe the mask to the templates."""
+        return frozenset({"block_sparse"} if is_block_sparse(self.spec) else ())
 
     def section_heads(self, in_order: bool = False) -> int:
         """Heads of a section, whose tiles are scheduled together: many if some tiles take longer than others.
@@ -130,7 +129,6 @@ class BackwardSm90(BackwardFrame):
 
         ``how_summed``: how dQ is summed, "ring", "ordered" or "registers".
         """
-        switches = {"row_stats": True, "scales": self.scales, "ordered": how_summed == "ordered"}
         return self.kernel(
             "prepare",
             "hopper/backward_prepare.cu.j2",
@@ -144,7 +142,6 @@ class BackwardSm90(BackwardFrame):
                 Constant("access_bytes", 16, "alignment of rows in global memory"),
             ),
             params=params.PREPARE_SM90[how_summed, failures is not None],
-            switches=[name for name, on in switches.items() if on],
             sums=sums,
             failures=failures,
         )

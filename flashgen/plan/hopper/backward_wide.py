@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flashgen.plan.hopper.backward_frame import BackwardSm90
 from flashgen.plan.hopper.backward_tiles import TILE_Q, keys_kernel, query_kernel
-from flashgen.plan.hopper.units import ROWS, is_block_sparse
+from flashgen.plan.hopper.units import ROWS
 from flashgen.plan.model import params
 from flashgen.plan.model.budget import chosen
 from flashgen.plan.model.failed_tiles import FailedTiles
@@ -69,6 +69,5 @@ def _query(frame: BackwardSm90, stats_rows: int, failures: FailedTiles | None) -
             share=", 64 query rows each",
         ),
         table=params.QUERY_SM90[failures is not None],
-        switches=("hoists_tile_rules",) if is_block_sparse(frame.spec) else (),
         failures=failures,
     )

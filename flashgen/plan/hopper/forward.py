@@ -124,8 +124,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             name
             for name, on in (
                 ("block_sparse", is_block_sparse(spec)),
-                ("hoists_tile_rules", is_block_sparse(spec)),
-                ("in_products", in_products),
                 # A mask that loads an element for each pair needs its address: groups of pairs take fewer registers.
                 ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or lacks_registers)),
             )

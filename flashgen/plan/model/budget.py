@@ -26,7 +26,7 @@ class Tiles:
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int]
     reason: str
-    #: Template switches, and sentences that justify them.
+    #: Members of the config that are true, and sentences that justify them.
     switches: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 

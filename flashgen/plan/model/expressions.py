@@ -104,13 +104,15 @@ class ScoreForm:
     ahead: tuple[Load, ...] = ()
     #: Whether there are registers for the constants of a tile, and for a second way to compute functions near zero.
     has_spare_registers: bool = False
+    #: Whether it adds to products, before they are multiplied by the scale.
+    in_products: bool = False
 
     def plain(self) -> tuple[object, ...]:
         """All that differs from kernel to kernel; the trees follow from those of the expressions."""
         from flashgen.expr import text
 
         ahead = tuple(text(load) for load in self.ahead)
-        return self.slope is not None, ahead, self.has_spare_registers
+        return self.slope is not None, ahead, self.has_spare_registers, self.in_products
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

@@ -119,6 +119,11 @@ class KernelPlan:
         return next((name for switch, name in names.items() if switch in self.switches), "")
 
     @property
+    def adds_in_order(self) -> bool:
+        """Whether thread blocks add to dQ in a fixed order, which a semaphore for each tile of dQ enforces."""
+        return "dq_semaphore" in self.params.names
+
+    @property
     def stages(self) -> int | None:
         """The stages that a schedule sets. If K and V have stages of their own, those of V."""
         return next((int(c.value) for c in self.config if c.name in ("stages", "v_stages")), None)

@@ -66,7 +66,7 @@ def plan_query(
 
 def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
     """Floats of each workspace per tile of queries."""
-    stats = 2 * prepare.grid_tile if "row_stats" in prepare.switches else 0
+    stats = 2 * prepare.grid_tile if "row_stats" in prepare.params.names else 0
     semaphores = 1 if "dq_semaphore" in prepare.params.names else 0
     return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats, "dq_semaphore": semaphores}
 

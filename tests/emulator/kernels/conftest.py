@@ -306,7 +306,7 @@ rendered = functools.lru_cache(maxsize=64)(render)
 
 def results_of(kernel: KernelPlan) -> tuple[str, ...]:
     """What a kernel leaves finished."""
-    finishes = kernel.role == "main" and (kernel.sums or "ordered" in kernel.switches)
+    finishes = kernel.role == "main" and (kernel.sums or kernel.adds_in_order)
     results = ("dq", *RESULTS[kernel.role]) if finishes else RESULTS[kernel.role]
     # L of standard attention comes from the softmax kernel.
     return tuple(name for name in results if name != "lse" or name in kernel.params.names)
