@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import DECODE, PREFILL, plan_cache, with_cache
+from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
@@ -135,15 +135,11 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     """The kernel with what it evaluates of the mask and the score; some only move numbers, and evaluate nothing."""
     if kernel.role in ("prepare", "finish", "captured_clear", "captured_store"):
         return kernel
-    switches = set(kernel.switches)
-    if expressions.sink is not None and kernel.role in ("forward", PREFILL, DECODE, "captured_sink"):
-        switches.add("sink")
     return replace(
         kernel,
         expressions=expressions,
         score=score_form(kernel, expressions),
         params=with_captures(kernel.params, expressions),
-        switches=frozenset(switches),
     )
 
 

@@ -74,7 +74,6 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
     return replace(
         kernel,
         params=ParamTable.widest_first((*params, *own)),
-        switches=kernel.switches | {"cached"} | ({"paged"} if spec.cache == "paged" else set()),
         grid_splits=splits,
     )
 
@@ -122,7 +121,6 @@ def _append(forward: KernelPlan) -> KernelPlan:
         config_type="AppendConfig",
         params=ParamTable.widest_first((*_append_params(spec), *tables)),
         grid_tile=_APPENDED_ROWS,
-        switches=frozenset({"paged"} if spec.cache == "paged" else ()),
     )
 
 

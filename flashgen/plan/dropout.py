@@ -34,5 +34,4 @@ def with_dropout(kernel: KernelPlan) -> KernelPlan:
         more = (_FACTOR,)
     if not more:
         return kernel
-    params = ParamTable.widest_first((*kernel.params.params, *more))
-    return replace(kernel, params=params, switches=kernel.switches | {"dropout"})
+    return replace(kernel, params=ParamTable.widest_first((*kernel.params.params, *more)))

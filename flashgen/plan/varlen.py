@@ -57,4 +57,4 @@ def with_varlen(kernel: KernelPlan) -> KernelPlan:
         if kernel.pass_ == "forward"
         else tuple(replace(b, window=_WINDOWS.get(b.tensor)) for b in kernel.boxes)
     )
-    return replace(kernel, params=params, boxes=boxes, switches=kernel.switches | {"varlen"})
+    return replace(kernel, params=params, boxes=boxes)

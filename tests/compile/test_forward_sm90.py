@@ -253,9 +253,11 @@ def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int],
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == {*HEAD_DIMS, *ODD_DIMS}
-    switches = frozenset().union(*(forward(*build).switches for build in BUILDS))
-    assert switches >= {"block_sparse", "varlen", "dropout", "sink"}
-    forms = [form for build in BUILDS if (form := forward(*build).score) is not None]
+    plans = [forward(*build) for build in BUILDS]
+    assert {"block_sparse" in plan.switches for plan in plans} == {False, True}
+    assert {plan.own_lengths for plan in plans} >= {"", "packed"}
+    assert {plan.applies_dropout for plan in plans} == {plan.evaluates_sink for plan in plans} == {False, True}
+    forms = [plan.score for plan in plans if plan.score is not None]
     assert {form.in_products for form in forms} == {False, True}
-    assert {"o" in forward(*build).smem.names for build in BUILDS} == {False, True}
+    assert {"o" in plan.smem.names for plan in plans} == {False, True}
     assert set(SAMPLE) <= set(BUILDS)

@@ -1,4 +1,4 @@
-"""Switches are how a plan chooses among texts of its templates: each is read, and each that is read can be set."""
+"""Switches are choices among texts of templates that nothing else of a plan says: few, and all of them matter."""
 
 from __future__ import annotations
 
@@ -79,21 +79,13 @@ def switches_read() -> set[str]:
 
 
 def test_every_switch_of_a_plan_is_read() -> None:
+    assert sorted(switches_of_plans() - switches_read()) == []
+
+
+def test_plans_have_few_switches() -> None:
     found = switches_of_plans()
-    assert len(found) > 10
-    assert sorted(found - switches_read()) == []
-
-
-def test_kernels_for_hopper_have_few_switches() -> None:
-    found = {
-        switch
-        for attention in plans()
-        for kernel in attention.kernels
-        if kernel.template.startswith("hopper/")
-        for switch in kernel.switches
-    }
     # What the spec, the config, the parameters or the form of the score say is no switch.
-    assert len(found) <= 8, sorted(found)
+    assert 0 < len(found) <= 8, sorted(found)
 
 
 def test_every_switch_that_a_template_reads_is_set_by_some_plan() -> None:

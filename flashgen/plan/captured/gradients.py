@@ -87,7 +87,7 @@ def plan_captured(
     if pairs:
         lines = any(share.over in ("columns", "diagonals") for share in pairs)
         over_pairs = plan_query(spec, schedule, arch, access_bytes, lines=lines)
-        kernels.append(_pairs(over_pairs, CapturedWork(shares=pairs, summed=summed), lines))
+        kernels.append(_pairs(over_pairs, CapturedWork(shares=pairs, summed=summed)))
     tiles = [g for g in gradients if g.how == "tile"]
     # Three accumulators for each pair: with wider tiles the assembler runs out of registers.
     narrow = plan_query(spec, schedule, arch, access_bytes, tile_kv=32 if spec.element.is_half else None)
@@ -100,15 +100,13 @@ def plan_captured(
     return tuple(kernels)
 
 
-def _pairs(base: KernelPlan, work: CapturedWork, lines: bool) -> KernelPlan:
-    kernel = _captured(base, "captured_pairs", work, params=_with_work(params.PAIRS, work))
-    return replace(kernel, switches=base.switches | {"lines"}) if lines else kernel
+def _pairs(base: KernelPlan, work: CapturedWork) -> KernelPlan:
+    return _captured(base, "captured_pairs", work, params=_with_work(params.PAIRS, work))
 
 
 def _tile(base: KernelPlan, role: Role, work: CapturedWork) -> KernelPlan:
     (share,) = work.shares
     places = tile_places(share.load.indices) or ()
-    switches = {"h": "each_head", "b": "each_sequence"}
     gradient = Param(identifiers.gradient(share.tensor.name), "void*", f"{share.tensor.element}*")
     return replace(
         _captured(base, role, work, params=ParamTable((*params.PAIRS.params, gradient))),
@@ -116,7 +114,6 @@ def _tile(base: KernelPlan, role: Role, work: CapturedWork) -> KernelPlan:
         grid_over="pairs",
         grid_heads="q" if "h" in places else "one",
         grid_batch="each" if "b" in places else "one",
-        switches=base.switches | {switches[place] for place in places if place in switches},
     )
 
 

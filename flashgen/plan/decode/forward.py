@@ -65,7 +65,6 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         is_persistent=True,
         counters=_COUNTERS,
         reasons=(tiles.reason, *_eight_bit_reasons(spec)),
-        switches=frozenset({"converts"} if spec.cache_dtype and arch.converts_eight_bits else ()),
     )
 
 

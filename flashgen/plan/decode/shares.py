@@ -27,7 +27,7 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
     The number of queries of the longest sequence decides, and in large calls how many heads share keys. The sequences
     of a batch-invariant call run by this kernel in any batch.
     """
-    least = _LEAST_GROUP_IN_PAGES if "paged" in decode.switches else _LEAST_GROUP
+    least = _LEAST_GROUP_IN_PAGES if decode.spec.cache == "paged" else _LEAST_GROUP
     is_faster = problem.heads_q >= least * problem.heads_kv or problem.batch * problem.heads_kv < _MANY_ITEMS
     few = (problem.len_q <= _MOST_QUERIES and is_faster) or batch_invariant
     return few and problem.len_kv > 0 and _units(decode, problem) <= _MOST_UNITS

@@ -75,7 +75,6 @@ def plan_fa1(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: 
         workspaces=_WORKSPACES,
         reasons=(tiling.reason,) if tiling.reason else (),
         schedule=schedule,
-        switches=frozenset() if spec.mask.is_full else frozenset({"masked"}),
     )
     return (kernel,)
 
@@ -95,12 +94,7 @@ def plan_fa1_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
         own = replace(kernel, name=kernel_name(kernel.spec, kernel.role, arch, "fa1"), algorithm=_NAME)
         if kernel.role != "main":
             return own
-        return replace(
-            own,
-            template="lineage/fa1_backward.cu.j2",
-            grid_over="heads",
-            switches=kernel.switches - {"ring"},
-        )
+        return replace(own, template="lineage/fa1_backward.cu.j2", grid_over="heads")
 
     return tuple(map(of_fa1, base))
 

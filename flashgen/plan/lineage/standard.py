@@ -5,7 +5,6 @@ The forward pass has three kernels: S = scale * Q K^T, P = softmax(S), O = P V. 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,7 +112,6 @@ class _Kernels:
             smem=self._ring(padded(dim)),
             tile=TILE,
             over="q",
-            switches=() if self.spec.mask.is_full else ("masked",),
         )
 
     def columns(self, role: Role, dim: int, table: ParamTable) -> KernelPlan:
@@ -209,7 +207,6 @@ class _Kernels:
         tile: int,
         over: Literal["q", "kv", "pairs"],
         workspaces: tuple[Workspace, ...] = (),
-        switches: Collection[str] = (),
     ) -> KernelPlan:
         return KernelPlan(
             name=kernel_name(self.spec, role, self.arch, "standard"),
@@ -231,5 +228,4 @@ class _Kernels:
             min_blocks=self._blocks(smem) if config_type == "StandardConfig" else 1,
             schedule=self.schedule,
             workspaces=workspaces,
-            switches=frozenset(switches),
         )

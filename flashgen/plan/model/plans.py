@@ -99,7 +99,7 @@ class KernelPlan:
     schedule: Schedule | None = None
     #: What it leaves in device memory for kernels after it in the same pass.
     workspaces: tuple[Workspace, ...] = ()
-    #: Named switches that templates may test.
+    #: Choices that nothing else of the plan says, by name: templates test them.
     switches: frozenset[str] = frozenset()
     #: What it evaluates of the spec's mask and score.
     expressions: Expressions | None = None
@@ -115,8 +115,21 @@ class KernelPlan:
     @property
     def own_lengths(self) -> str:
         """The name, in the source, of the struct with the lengths of a block's sequence; empty if lengths are equal."""
-        names = {"varlen": "packed", "cached": "cached"}
-        return next((name for switch, name in names.items() if switch in self.switches), "")
+        # The bottom-right corner of a mask then differs from sequence to sequence, so that kernels take both bands.
+        if "corner_lower" not in self.params.names:
+            return ""
+        return "packed" if self.spec.varlen else "cached"
+
+    @property
+    def evaluates_sink(self) -> bool:
+        """Whether it evaluates the score's sink. Backward kernels do not: the log-sum-exp includes the sink."""
+        has_sink = self.expressions is not None and self.expressions.sink is not None
+        return has_sink and (self.pass_ == "forward" or self.role == "captured_sink")
+
+    @property
+    def applies_dropout(self) -> bool:
+        """Whether its results depend on which pairs are dropped."""
+        return "dropout_factor" in self.params.names
 
     @property
     def adds_in_order(self) -> bool:

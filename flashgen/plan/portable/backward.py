@@ -125,10 +125,6 @@ class _Kernels(BackwardFrame):
         """The kernels of a spec."""
         return cls(spec, arch, schedule if schedule != Schedule() else None, "FlashAttention-2", access_bytes)
 
-    @property
-    def _masked(self) -> frozenset[str]:
-        return frozenset() if self.spec.mask.is_full else frozenset({"masked"})
-
     def prepare(self, tiling: Tiling) -> KernelPlan:
         """D = rowsum(dO * O), and a cleared workspace."""
         workspace = 0 if self.spec.deterministic else tiling.tile_q * padded(self.spec.head_dim)
@@ -145,14 +141,10 @@ class _Kernels(BackwardFrame):
             ),
             params=params.PREPARE_DETERMINISTIC if self.spec.deterministic else params.PREPARE,
             tile=tiling.tile_q,
-            switches=self._masked | (set() if self.spec.deterministic else {"workspace"}),
         )
 
     def main(self, tiling: Tiling, shares: Shares) -> KernelPlan:
         """dK and dV, with dQ added to the workspace unless the spec is deterministic."""
-        switches = {"ring"} if tiling.stages > 1 else set()
-        if not self.spec.deterministic:
-            switches.add("workspace")
         return self.kernel(
             "main",
             "backward_main.cu.j2",
@@ -164,7 +156,6 @@ class _Kernels(BackwardFrame):
             tile=tiling.tile_kv,
             over="kv",
             reasons=(tiling.reason,) if tiling.reason else (),
-            switches=self._masked | switches,
         )
 
     def query(self, tiling: Tiling, lines: bool) -> KernelPlan:
@@ -180,7 +171,6 @@ class _Kernels(BackwardFrame):
             smem=_query_smem(self.spec, tiling, lines),
             tile=tiling.tile_q,
             reasons=(tiling.reason,) if tiling.reason else (),
-            switches=self._masked,
         )
 
     def finish(self, tiling: Tiling, shares: Shares) -> KernelPlan:
@@ -195,7 +185,6 @@ class _Kernels(BackwardFrame):
             params=params.FINISH,
             smem=SmemLayout().then("q", size, "dQ_i").map(),
             tile=tiling.tile_q,
-            switches=self._masked,
         )
 
     def _config(self, tiling: Tiling, shares: Shares) -> tuple[Constant, ...]:

@@ -74,16 +74,6 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
         access_bytes=access_bytes,
         reasons=(tiling.reason,) if tiling.reason else (),
         schedule=schedule if schedule != Schedule() else None,
-        switches=frozenset(
-            name
-            for name, on in (
-                ("ring", tiling.stages > 1),
-                ("split_k", split_k),
-                ("q_in_registers", q_in_registers),
-                ("masked", not spec.mask.is_full),
-            )
-            if on
-        ),
     )
 
 
