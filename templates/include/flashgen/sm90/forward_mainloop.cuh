@@ -9,15 +9,14 @@
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets in
-// shared memory, which the plan computes. Each other policy has a header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
+// header of its own.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
-#include "flashgen/ring.cuh"
 #include "flashgen/sm90/careful_product.cuh"
 #include "flashgen/sm90/dropping.cuh"
 #include "flashgen/sm90/forward_epilogue.cuh"
-#include "flashgen/sm90/key_blocks.cuh"
+#include "flashgen/sm90/forward_producer.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
 #include "flashgen/sm90/scheduler_warp.cuh"
 #include "flashgen/sm90/scores.cuh"
@@ -28,9 +27,6 @@ template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileSc
           class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
-  // The producer requests the next tile when at most this many blocks of the current one follow.
-  static constexpr i32 kBlocksAfterRequest = 4;
   // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
   // warpgroups keep the tensor cores busy, and there are no registers for a second P.
   static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
@@ -38,156 +34,16 @@ struct ForwardMainloop {
   // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
-  using Checks = TileChecks<kConsumerWarps>;
+  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks>;
+  using QRing = typename Shared::QRing;
+  using KRing = typename Shared::KRing;
+  using VRing = typename Shared::VRing;
+  using TileRing = typename Shared::TileRing;
   using Logits = typename Score::Logits;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Message = typename Blocks::Message;
-
-  // ---- What the warps of a block share
-
-  struct Shared {
-    u8* base;
-    u32 start;
-
-    FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-    FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-    FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
-    FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-    FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-    FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
-    FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
-    // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
-    FLASHGEN_DEVICE Tile& tile(auto at) const {
-      return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
-    }
-    FLASHGEN_DEVICE Message& message(auto at) const {
-      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-    }
-    FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
-    static_assert(Smem::kChecks + sizeof(Checks) <= Smem::kBytes, "the plan leaves room for the checks");
-
-    FLASHGEN_DEVICE void init() const {
-      q_ring().init(1, kConsumerWarps);
-      k_ring().init(1, kConsumerWarps);
-      v_ring().init(1, kConsumerWarps);
-      // The producer reads announcements, too.
-      tile_ring().init(1, kConsumerWarps + 1);
-      checks().init();
-      fence_mbarrier_init();
-    }
-  };
-
-  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane
-  // that came late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-
-  struct Producer {
-    const Params& p;
-    Shared shared;
-    Thread thread;
-    bool elected;
-    typename QRing::State q_at;
-    typename KRing::State k_at;
-    typename VRing::State v_at;
-    typename TileRing::State tile_at;
-    // The first tile whose Q is not loaded yet.
-    typename TileRing::State q_tile_at;
-    // The block whose V is not loaded yet, or -1, and the slot of its tile.
-    i32 pending_block = -1;
-    typename TileRing::State pending_tile_at;
-
-    // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
-    FLASHGEN_DEVICE void sync_loading_lanes() const {
-      if constexpr (Tile::warp_loads) warp_sync();
-    }
-    FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
-    // Loads Q of the tile at q_tile_at, unless there is no such tile.
-    FLASHGEN_DEVICE void load_q() {
-      shared.tile_ring().wait_full(q_tile_at);
-      const Tile tile = shared.tile(q_tile_at);
-      if (tile.kind < TileKind::normal) return;
-      if (elected) {
-        shared.q_ring().wait_empty(q_at);
-        mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
-        tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
-      }
-      q_at.advance();
-      q_tile_at.advance();
-    }
-    FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-      if (elected) {
-        shared.k_ring().wait_empty(k_at);
-        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
-        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-      }
-      sync_loading_lanes();
-      if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
-      k_at.advance();
-    }
-    // V of a step is loaded after K of the next one, because consumers need it later.
-    FLASHGEN_DEVICE void load_pending_v() {
-      if (pending_block < 0) return;
-      const Tile tile = shared.tile(pending_tile_at);
-      if (elected) {
-        shared.v_ring().wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-      }
-      sync_loading_lanes();
-      if (loads())
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
-      v_at.advance();
-      if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
-      pending_block = -1;
-    }
-    FLASHGEN_DEVICE void request_tile() {
-      warp_sync();
-      named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
-    }
-
-    FLASHGEN_DEVICE void run() {
-      for (;; tile_at.advance()) {
-        shared.tile_ring().wait_full(tile_at);
-        const Tile tile = shared.tile(tile_at);
-        if (tile.kind < TileKind::normal) {
-          load_pending_v();
-          shared.tile_ring().release(tile_at, thread);
-          if (tile.kind == TileKind::end) return;
-          request_tile();
-          q_tile_at.advance();
-          continue;
-        }
-        bool has_requested = false;
-        Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
-          // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
-          // could run through all blocks first, and the elected lane would stand still meanwhile.
-          warp_sync();
-          // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
-          // that its Q arrives in time.
-          if (!has_requested && left <= kBlocksAfterRequest) {
-            request_tile();
-            has_requested = true;
-          }
-          load_k(tile, block, message);
-          load_pending_v();
-          if (q_tile_at.count == tile_at.count) load_q();
-          if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1)
-            load_q();
-          pending_block = block;
-          pending_tile_at = tile_at;
-        });
-      }
-    }
-  };
-
-  // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
   // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
   // uniform register.
@@ -203,6 +59,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
   };
 
+  // A consumer: a warpgroup that computes 64 rows of a tile.
   struct Consumer {
     const Params& p;
     Shared shared;
@@ -516,7 +373,8 @@ struct ForwardMainloop {
       Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
+      if (thread.warp == 0)
+        ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
     }
   }

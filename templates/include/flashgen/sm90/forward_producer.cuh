@@ -1,0 +1,160 @@
+// The operands of the forward kernel in shared memory, and the producer that loads them.
+#pragma once
+#include "flashgen/ring.cuh"
+#include "flashgen/sm90/key_blocks.cuh"
+#include "flashgen/sm90/query_tile.cuh"
+#include "flashgen/sm90/tile_checks.cuh"
+
+namespace flashgen {
+
+// What the warps of a thread block share. Smem holds the offsets in shared memory, which the plan computes.
+template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks>
+struct ForwardShared {
+  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using QRing = Ring<cfg.q_stages>;
+  using KRing = Ring<cfg.stages>;
+  using VRing = Ring<cfg.stages>;
+  using TileRing = Ring<kForwardTileStages>;
+  using Checks = TileChecks<kConsumerWarps>;
+  using Message = typename Blocks::Message;
+
+  u8* base;
+  u32 start;
+
+  FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
+  FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
+  FLASHGEN_DEVICE Tile& tile(auto at) const {
+    return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+  }
+  FLASHGEN_DEVICE Message& message(auto at) const {
+    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+  }
+  FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
+  static_assert(Smem::kChecks + sizeof(Checks) <= Smem::kBytes, "the plan leaves room for the checks");
+
+  FLASHGEN_DEVICE void init() const {
+    q_ring().init(1, kConsumerWarps);
+    k_ring().init(1, kConsumerWarps);
+    v_ring().init(1, kConsumerWarps);
+    // The producer reads announcements, too.
+    tile_ring().init(1, kConsumerWarps + 1);
+    checks().init();
+    fence_mbarrier_init();
+  }
+};
+
+// The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
+// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
+struct ForwardProducer {
+  // It requests the next tile when at most this many blocks of the current one follow.
+  static constexpr i32 kBlocksAfterRequest = 4;
+  using Message = typename Blocks::Message;
+
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  bool elected;
+  typename Shared::QRing::State q_at;
+  typename Shared::KRing::State k_at;
+  typename Shared::VRing::State v_at;
+  typename Shared::TileRing::State tile_at;
+  // The first tile whose Q is not loaded yet.
+  typename Shared::TileRing::State q_tile_at;
+  // The block whose V is not loaded yet, or -1, and the slot of its tile.
+  i32 pending_block = -1;
+  typename Shared::TileRing::State pending_tile_at;
+
+  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
+  FLASHGEN_DEVICE void sync_loading_lanes() const {
+    if constexpr (Tile::warp_loads) warp_sync();
+  }
+  FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
+  // Loads Q of the tile at q_tile_at, unless there is no such tile.
+  FLASHGEN_DEVICE void load_q() {
+    shared.tile_ring().wait_full(q_tile_at);
+    const Tile tile = shared.tile(q_tile_at);
+    if (tile.kind < TileKind::normal) return;
+    if (elected) {
+      shared.q_ring().wait_empty(q_at);
+      mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), Shared::QTile::bytes);
+      tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
+    }
+    q_at.advance();
+    q_tile_at.advance();
+  }
+  FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
+    if (elected) {
+      shared.k_ring().wait_empty(k_at);
+      if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+      mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+    k_at.advance();
+  }
+  // V of a step is loaded after K of the next one, because consumers need it later.
+  FLASHGEN_DEVICE void load_pending_v() {
+    if (pending_block < 0) return;
+    const Tile tile = shared.tile(pending_tile_at);
+    if (elected) {
+      shared.v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), Shared::VTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads())
+      tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
+    v_at.advance();
+    if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
+    pending_block = -1;
+  }
+  FLASHGEN_DEVICE void request_tile() {
+    warp_sync();
+    named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
+  }
+
+  FLASHGEN_DEVICE void run() {
+    for (;; tile_at.advance()) {
+      shared.tile_ring().wait_full(tile_at);
+      const Tile tile = shared.tile(tile_at);
+      if (tile.kind < TileKind::normal) {
+        load_pending_v();
+        shared.tile_ring().release(tile_at, thread);
+        if (tile.kind == TileKind::end) return;
+        request_tile();
+        q_tile_at.advance();
+        continue;
+      }
+      bool has_requested = false;
+      Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
+        // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
+        // could run through all blocks first, and the elected lane would stand still meanwhile.
+        warp_sync();
+        // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
+        // that its Q arrives in time.
+        if (!has_requested && left <= kBlocksAfterRequest) {
+          request_tile();
+          has_requested = true;
+        }
+        load_k(tile, block, message);
+        load_pending_v();
+        if (q_tile_at.count == tile_at.count) load_q();
+        if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1) load_q();
+        pending_block = block;
+        pending_tile_at = tile_at;
+      });
+    }
+  }
+};
+
+}  // namespace flashgen
