@@ -110,7 +110,7 @@ struct ForwardMainloop {
     // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
     // rows, except the last step of a tile, after which it stores results.
     FLASHGEN_DEVICE bool computes(const Step& step) const {
-      return step.is_last() || !step.blocks.is_empty(consumer_blocks);
+      return step.is_last() || !step.blocks.forbids_all(consumer_blocks);
     }
     // Whether the mask forbids some pair of the newest step and this consumer's rows.
     FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }

@@ -4,7 +4,7 @@
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
 // in order. `left` is how many blocks follow, as far as that is known: at least 1 if some do.
 //
-// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), is_empty() says
+// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), forbids_all() says
 // that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
 // allow all.
 #pragma once
@@ -65,7 +65,7 @@ struct BandBlocks {
     const Mask mask = tile.template mask<Mask>(p);
     return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
   }
-  FLASHGEN_DEVICE bool is_empty(const ConsumerBlocks& blocks) const { return !blocks.some.has(block); }
+  FLASHGEN_DEVICE bool forbids_all(const ConsumerBlocks& blocks) const { return !blocks.some.has(block); }
   FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const { return !blocks.all.has(block); }
   // The same for one block of any tile. It takes fewer registers than consumer_blocks().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
@@ -146,7 +146,7 @@ struct SparseBlocks {
   FLASHGEN_DEVICE static ConsumerBlocks consumer_blocks(const auto&, const auto&, i32 consumer) {
     return {consumer};
   }
-  FLASHGEN_DEVICE bool is_empty(const ConsumerBlocks& blocks) const {
+  FLASHGEN_DEVICE bool forbids_all(const ConsumerBlocks& blocks) const {
     return (flags >> (kEmpty + blocks.consumer) & 1u) != 0;
   }
   FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const {
