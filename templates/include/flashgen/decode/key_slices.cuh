@@ -8,8 +8,8 @@ namespace flashgen {
 // here, one step before the copies that need them.
 template <bool paged>
 struct SlicePlaces {
-  // The page (without pages: the row of the cache), and the key's place in it. A negative page stands for a
-  // key that does not exist: it is never read, nor is its entry of the page table.
+  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+  // exist: it is never read, nor is its entry of the page table.
   i32 page;
   i32 row;
 
@@ -22,63 +22,72 @@ struct SlicePlaces {
       const i32 index = place / p.page_size;
       return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
     } else {
-      return {static_cast<i32>(cached.row), place};
+      return {0, place};
     }
   }
 
   FLASHGEN_DEVICE bool exists() const { return page >= 0; }
-  // In a tensor with these strides, in elements.
+  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
   FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    return exists() ? page * page_stride + row * row_stride : 0;
+    if (!exists()) return 0;
+    return paged ? page * page_stride + row * row_stride : row * row_stride;
+  }
+  // The place that another lane knows.
+  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+};
+
+// Each lane copies parts of two rows of a slice, 8 apart. Four lanes copy neighboring chunks of a row, which
+// are whole sectors of memory. So a lane needs two addresses, however wide the heads are.
+constexpr i32 kLanesOfRow = 4;
+
+// The places of the lane's two rows.
+template <bool paged>
+struct LanePlaces {
+  SlicePlaces<paged> rows[2];
+
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+    const i32 row = thread.lane / kLanesOfRow;
+    return {{places.of_lane(row), places.of_lane(row + 8)}};
   }
 };
 
-FLASHGEN_DEVICE i64 shuffle(i64 value, i32 lane) {
-  const u32 low = static_cast<u32>(shuffle(static_cast<i32>(value), lane));
-  return static_cast<i64>(shuffle(static_cast<i32>(value >> 32), lane)) << 32 | low;
-}
+// Copies slices of one head of K or V.
+template <i32 head_dim, i32 access_bytes, class Slice>
+struct SliceCopies {
+  using T = typename Slice::Element;
+  static_assert(Slice::rows == 2 * kWarpSize / kLanesOfRow, "a lane has two rows");
 
-// Which chunks of a slice a lane copies: chunk `chunk` of row `row` in turn i.
-template <class Slice>
-struct LaneChunk {
-  static constexpr i32 count = Slice::rows * Slice::chunks / kWarpSize;
-  static_assert(Slice::rows * Slice::chunks % kWarpSize == 0, "all lanes copy as many chunks");
-  i32 row;
+  // The lane's first chunk of a row, and where it lies in a slice.
   i32 chunk;
-  u32 address;
+  Cursor<Slice> place;
+  // That chunk of the row at offset 0.
+  const T* data;
 
-  FLASHGEN_DEVICE static LaneChunk of(Slice slice, i32 i, Thread thread) {
-    if constexpr (kWarpSize % Slice::chunks == 0 && Slice::Layout::span == 8) {
-      // The lane's chunk is always the same, and the rows of a turn differ in other bits than those of a
-      // warp.
-      constexpr i32 rows_at_once = kWarpSize / Slice::chunks;
-      const i32 first = thread.lane / Slice::chunks, own = thread.lane % Slice::chunks,
-                step = i * rows_at_once;
-      const u32 of_first = shared_address(slice.chunk_at(first, own));
-      return {first + step, own,
-              (of_first ^ static_cast<u32>(step % 8 * kChunkBytes)) + step * Slice::row_bytes};
-    } else {
-      const i32 index = i * kWarpSize + thread.lane, own = index / Slice::chunks;
-      return {own, index % Slice::chunks, shared_address(slice.chunk_at(own, index % Slice::chunks))};
+  FLASHGEN_DEVICE SliceCopies(const T* head, Thread thread)
+      : chunk(thread.lane % kLanesOfRow),
+        place(0, thread.lane / kLanesOfRow, chunk),
+        data(head + chunk * Slice::chunk_elements) {}
+
+  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
+  template <bool paged>
+  FLASHGEN_DEVICE void start(Slice slice, i64 page_stride, i64 row_stride,
+                             const LanePlaces<paged>& places) const {
+    constexpr i32 step = kLanesOfRow * Slice::chunk_elements;
+    const u32 start = shared_address(slice.data);
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const SlicePlaces<paged>& row = places.rows[h];
+      const T* const from = data + row.offset(page_stride, row_stride);
+      const i32 columns = row.exists() ? head_dim - chunk * Slice::chunk_elements : 0;
+#pragma unroll
+      for (i32 i = 0; i < ceil_div(Slice::chunks, kLanesOfRow); ++i) {
+        const i32 left = Slice::chunks - i * kLanesOfRow;
+        if (left >= kLanesOfRow || chunk < left)
+          copy_chunk_async<T, access_bytes>(start + place.template offset<true>(8 * h, i * kLanesOfRow),
+                                            from + i * step, columns - i * step);
+      }
     }
   }
 };
-
-// Starts the copies of a slice from `data`. `offset` is that of the lane's key, and the bits of `existing`
-// tell which lanes' keys exist. Keys and columns that do not exist arrive as zeros.
-template <i32 head_dim, i32 access_bytes, class Slice>
-FLASHGEN_DEVICE void copy_slice(Slice slice, const typename Slice::Element* data, i64 offset, u32 existing,
-                                Thread thread) {
-  using T = typename Slice::Element;
-  // With more turns at a time, the addresses of wide heads lack registers.
-#pragma unroll 8
-  for (i32 i = 0; i < LaneChunk<Slice>::count; ++i) {
-    const LaneChunk<Slice> own = LaneChunk<Slice>::of(slice, i, thread);
-    const i32 column = own.chunk * Slice::chunk_elements;
-    const i64 from = shuffle(offset, own.row) + column;
-    const i32 columns = (existing >> own.row & 1u) != 0 ? head_dim - column : 0;
-    copy_chunk_async<T, access_bytes>(own.address, data + from, columns);
-  }
-}
 
 }  // namespace flashgen

@@ -33,7 +33,6 @@ struct DecodeMainloop {
                 "each warp has 16 rows and 16 keys of a tile");
   static constexpr i32 score_blocks = kSliceKeys / 8;
 
-  using Stored = typename CacheElement::Stored;
   using Operand = typename CacheElement::Operand;
   using KSlice = typename CacheElement::KSlice;
   using VSlice = typename CacheElement::VSlice;
@@ -99,15 +98,19 @@ struct DecodeMainloop {
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
                               i32 row_warps) const {
-    const i32 row_block = thread.warp % row_warps;
+    // row_warps is 1, 2 or 4: a shift and a mask replace divisions.
+    const i32 row_block = thread.warp & (row_warps - 1), shift = row_warps / 2;
     const LaneRows rows = LaneRows::of(p, item, row_block, thread);
     const auto masks = LaneMasks<Mask>::of(p, item, rows);
     const Logits logits = Score::logits(p);
 
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
     const CacheElement cache = CacheElement::of(p, item, base);
-    const Stored* const keys = p.k + item.head_kv * p.k_head;
-    const Stored* const values = p.v + item.head_kv * p.v_head;
+    const i64 row = paged ? 0 : item.cached.row;
+    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
+        p.k + row * p.k_batch + item.head_kv * p.k_head, thread);
+    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
+        p.v + row * p.v_batch + item.head_kv * p.v_head, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
     const Range existing = existing_keys(item);
     const auto visited = visited_by(item);
@@ -123,11 +126,9 @@ struct DecodeMainloop {
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const u32 existing = warp_ballot(places.exists());
-        copy_slice<cfg.head_dim, cfg.access_bytes>(k_slice(stage, thread.warp), keys,
-                                                   places.offset(p.k_batch, p.k_row), existing, thread);
-        copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
-                                                     places.offset(p.v_batch, p.v_row), existing, thread);
+        const auto own = LanePlaces<paged>::of(places, thread);
+        keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
+        values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
         cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
@@ -161,7 +162,7 @@ struct DecodeMainloop {
       if (step < 0) continue;
 
 #pragma unroll 1
-      for (i32 slice = thread.warp / row_warps; slice < cfg.warps; slice += cfg.warps / row_warps) {
+      for (i32 slice = thread.warp >> shift; slice < cfg.warps; slice += cfg.warps >> shift) {
         const i32 key = first_key + slice * kSliceKeys;
         const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
         if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
