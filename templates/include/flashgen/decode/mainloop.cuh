@@ -70,10 +70,11 @@ struct DecodeMainloop {
 
   // ---- How the warps share a tile
 
-  // How many warps take different rows of the same keys: 1, 2 or 4.
+  // How many warps take different rows of the same keys: a power of two.
   FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
-    const i32 blocks = item.row_blocks();
-    return blocks <= 2 ? blocks : cfg.warps;
+    i32 warps = 1;
+    while (warps < item.row_blocks()) warps *= 2;
+    return warps;
   }
 
   // ---- The loop over tiles of keys
@@ -98,8 +99,10 @@ struct DecodeMainloop {
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
                               i32 row_warps) const {
-    // row_warps is 1, 2 or 4: a shift and a mask replace divisions.
-    const i32 row_block = thread.warp & (row_warps - 1), shift = row_warps / 2;
+    const i32 row_block = thread.warp & (row_warps - 1);
+    // A shift in place of divisions by row_warps.
+    i32 shift = 0;
+    while (1 << shift < row_warps) ++shift;
     const LaneRows rows = LaneRows::of(p, item, row_block, thread);
     const auto masks = LaneMasks<Mask>::of(p, item, rows);
     const Logits logits = Score::logits(p);
