@@ -17,6 +17,7 @@ from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
+from flashgen.plan.hopper.decode import can_decode_by_tma, plan_decode_sm90
 from flashgen.plan.hopper.forward import can_prefill, chosen_schedule_sm90, is_planned, plan_forward_sm90, plan_prefill
 from flashgen.plan.lineage import LINEAGE, chosen_lineage_schedule, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
@@ -92,7 +93,9 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
     forward = kernels[-1]
     if not spec.cache_dtype and can_prefill(spec, asked, row, access):
         kernels += (plan_prefill(spec, asked, row),)
-    if not spec.cache_dtype and can_decode(spec, asked, row, access):
+    if can_decode_by_tma(spec, asked, row, access):
+        kernels += (plan_decode_sm90(spec, row),)
+    elif not spec.cache_dtype and can_decode(spec, asked, row, access):
         kernels += (plan_decode(spec, row, access),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")

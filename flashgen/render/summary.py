@@ -86,12 +86,14 @@ def _tiles(plan: KernelPlan) -> str:
 def _roles(plan: KernelPlan) -> Iterator[str]:
     """The roles of warpgroups, if they differ."""
     values = {c.name: c.value for c in plan.config}
-    if "producer_registers" not in values:
+    if not values.get("producer_registers"):
         return
     owned = "64 keys each" if plan.role == "main" else "64 queries each"
     if "p_stages" in values:
         owned = "dV and dK of the same 64 keys"
-    consumers = int(values["consumers"])
+    if plan.role == "decode":
+        owned = "every second tile each"
+    consumers = int(values.get("consumers", 0)) or int(values["warps"]) // 4
     verb = "computes" if consumers == 1 else "compute"
     adds = ", two add dQ to its sum in order, and one finishes it" if plan.adds_in_order else ""
     adds = ", and three finish dQ" if plan.sums else adds

@@ -142,7 +142,9 @@ def run(kernel: fg.Kernel, spec: fg.AttentionSpec, call: Call) -> None:
     q, cache, x = arrays_of(spec, call)
     with launches(kernel, call.mode, "decode") as done:
         o, lse = kernel(q, x["k"], x["v"], cache=cache)
-    assert done == {NAME}
+    # Boxes of TMA lie in one page each, which keys behind a left pad need not do.
+    runs_elsewhere = bool(call.leftpad) and spec.cache == "paged" and kernel.plan.kernel("decode").boxes
+    assert done == (set() if runs_elsewhere else {NAME})
     for b in range(len(call.seqlens)):
         rows = rows_of(call, b)
         exact, exact_lse = oracle.forward_cached(spec, q[rows][None], x["k"], x["v"], of_one(cache, b))

@@ -111,6 +111,10 @@ def _runs_at_once(forward: Ready | None, problem: Problem) -> bool:
     )
 
 
+def _has_leftpad(given: _Given) -> bool:
+    return any(array.name == "cache_leftpad" for array in given.beside)
+
+
 class Preparer:
     """Prepares the calls of one built kernel."""
 
@@ -178,7 +182,13 @@ class Preparer:
         if self._spec.cache_dtype:
             check_units(kernels[DECODE].plan, problem)
             return DECODE
-        if DECODE in kernels and prefers_decode(kernels[DECODE].plan, problem, batch_invariant=invariant):
+        decode = kernels.get(DECODE)
+        if (
+            decode is not None
+            # Boxes of TMA lie in one page each, which keys behind a left pad need not do.
+            and not (decode.plan.boxes and self._spec.cache == "paged" and _has_leftpad(given))
+            and prefers_decode(decode.plan, problem, batch_invariant=invariant)
+        ):
             return DECODE
         prefills = PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem)
         return PREFILL if prefills else "forward"
@@ -186,8 +196,7 @@ class Preparer:
     def _prefers_prefill(self, request: Request, given: _Given, problem: Problem) -> bool:
         k = given.of(request.pass_, "k")
         page_size = k.shape[1] if self._spec.cache == "paged" else None
-        has_leftpad = any(array.name == "cache_leftpad" for array in given.beside)
-        return prefers_prefill(problem, request.side.num_splits, page_size, has_leftpad)
+        return prefers_prefill(problem, request.side.num_splits, page_size, _has_leftpad(given))
 
     def _stretches(self, request: Request) -> list[Buffer]:
         """The memory that kernels may read in the arrays of a call."""

@@ -15,7 +15,7 @@ from flashgen.plan.portable.forward import copies_asynchronously
 from flashgen.spec import AttentionSpec, Schedule
 
 #: Counters of a launch: one for each block whose last item others share.
-_COUNTERS = 1024
+COUNTERS = 1024
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
 
@@ -48,11 +48,14 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("tile_kv", tiles.keys, "keys per step"),
             Constant("stages", tiles.stages),
             Constant("warps", tiles.warps),
+            Constant("producers", 0),
+            Constant("producer_registers", 0),
+            Constant("consumer_registers", 0),
             Constant("holds_queries", holds_queries(spec), "each warp keeps its rows of Q in registers"),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
-            Constant("varies_by_head", _varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
+            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
             Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
         ),
         params=DECODE_FORWARD if spec.cache_dtype is None else _eight_bit_params(spec),
@@ -63,7 +66,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         access_bytes=access_bytes,
         min_blocks=tiles.blocks,
         is_persistent=True,
-        counters=_COUNTERS,
+        counters=COUNTERS,
         reasons=(tiles.reason, *_eight_bit_reasons(spec)),
     )
 
@@ -104,7 +107,7 @@ def _eight_bit_params(spec: AttentionSpec) -> ParamTable:
     return ParamTable.widest_first((*params, *scale_params(spec)))
 
 
-def _varies_by_head(spec: AttentionSpec) -> bool:
+def varies_by_head(spec: AttentionSpec) -> bool:
     """Whether the bounds of the mask over tiles depend on the query head."""
     rule = spec.mask.rule
     if spec.mask.rest is None or rule is None:

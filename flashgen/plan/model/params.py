@@ -117,6 +117,17 @@ DECODE_FORWARD = _table(
     counts=("counter",),
 )
 
+#: The same with TMA.
+DECODE_SM90 = _table(
+    ("q",),
+    ("o",),
+    row_writes=("lse", "o_partial", "row_partial"),
+    sizes=(*_SIZES, "part_tiles", "slot_rows"),
+    scales=("scale", "scale_log2"),
+    counts=("counter",),
+    maps=("k", "v"),
+)
+
 
 FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")

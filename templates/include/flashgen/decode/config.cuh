@@ -1,6 +1,7 @@
 // The sizes of a decode kernel. The plan chooses them.
 #pragma once
 #include "flashgen/cache.cuh"
+#include "flashgen/primitives_sm90.cuh"
 #include "flashgen/softmax.cuh"
 
 namespace flashgen {
@@ -11,7 +12,12 @@ struct DecodeConfig {
   i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
   i32 tile_kv;  // keys of a tile, 16 for each warp
   i32 stages;
-  i32 warps;
+  i32 warps;  // that compute
+  // Warps that only start copies. Without any, each warp copies what it multiplies.
+  i32 producers;
+  // Registers of a thread of either kind, where there are both.
+  i32 producer_registers;
+  i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
@@ -26,5 +32,29 @@ struct DecodeConfig {
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
 constexpr i32 kSliceKeys = 16;
+
+// Named barriers of the warps that compute, and of all.
+constexpr i32 kConsumerBarrier = 1;
+constexpr i32 kBlockBarrier = 2;
+
+// Waits for all warps that compute.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void consumers_sync() {
+  if constexpr (cfg.producers == 0) {
+    block_sync();
+  } else {
+    named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize);
+  }
+}
+
+// Waits for all warps, which may call it at different places.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void warps_sync() {
+  if constexpr (cfg.producers == 0) {
+    block_sync();
+  } else {
+    named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
+  }
+}
 
 }  // namespace flashgen

@@ -19,9 +19,7 @@
 #include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/careful_product.cuh"
 #include "flashgen/decode/key_slices.cuh"
-#include "flashgen/decode/results.cuh"
-#include "flashgen/decode/scheduler.cuh"
-#include "flashgen/decode/scores.cuh"
+#include "flashgen/decode/parts.cuh"
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
@@ -79,21 +77,6 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // A function that tells whether a tile of keys holds allowed pairs.
-  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
-    return [this, &item](i32 tile) {
-      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-      const i32 heads = cfg.varies_by_head ? p.group : 1;
-      bool is_visited = false;
-#pragma unroll 1
-      for (i32 i = 0; i < heads; ++i) {
-        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
-      }
-      return is_visited;
-    };
-  }
-
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
 
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
@@ -115,8 +98,8 @@ struct DecodeMainloop {
     const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
         p.v + row * p.v_batch + item.head_kv * p.v_head, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
-    const Range existing = existing_keys(item);
-    const auto visited = visited_by(item);
+    const Range existing = existing_keys<cfg, Mask>(p, item);
+    const auto visited = visited_by<cfg, Mask>(p, item);
     Walk<Mask::has_holes> ahead(tiles);
     SlicePlaces<paged> places;
     const auto find_next = [&](Thread thread) {
@@ -203,49 +186,18 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // The keys that some row may attend to.
-  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
-    if constexpr (cfg.varies_by_head) {
-      return {0, item.cached.len_kv};
-    } else {
-      const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
-      return {keys.begin, smaller(keys.end, item.cached.len_kv)};
-    }
-  }
-
   // ---- The block's share of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
-    const DecodeItem& item = assigned.item;
-    const i32 row_warps = row_warps_of(item);
-    const Results results{p,         item,  reinterpret_cast<float*>(base + Smem::kMerge), shared().totals,
-                          row_warps, thread};
-    const i32 first_block = shares.owner(assigned.first_unit);
-    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
-    const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
-    // Parts of fixed size one by one (batch_invariant), or all tiles at once.
-    const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
-#pragma unroll 1
-    for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {
-      const i32 first_tile = item.tiles.begin + unit * unit_tiles;
-      const Range tiles = {first_tile, smaller(item.tiles.end, first_tile + step * unit_tiles)};
+    const i32 row_warps = row_warps_of(assigned.item);
+    const Results results{
+        p, assigned.item, reinterpret_cast<float*>(base + Smem::kMerge), shared().totals, row_warps, thread};
+    compute_parts<cfg>(results, assigned, shares, shared().is_last, [&](Range tiles) {
       Output out;
       Softmax softmax;
-      attend(out, softmax, item, tiles, row_warps);
+      attend(out, softmax, assigned.item, tiles, row_warps);
       results.share(out, softmax);
-      if (slots.count == 1) {
-        results.store_whole();
-      } else {
-        results.store_part(slots(is_fixed ? unit : block_idx_x() - first_block));
-      }
-      // The next copies overwrite these results.
-      block_sync();
-    }
-    if (slots.count > 1 && (blocks == 1 || arrives_last(p.counter + first_block, static_cast<u32>(blocks),
-                                                        shared().is_last, thread)))
-      results.merge(slots);
+    });
   }
 
   FLASHGEN_DEVICE static void run(const Params& p, u8* base) {

@@ -61,9 +61,11 @@ struct PartSlots {
 };
 
 // Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads call. Those of the last block see what all blocks wrote before they arrived.
+// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// arrived.
+template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  block_sync();
+  consumers_sync<cfg>();
   if (thread.index() == 0) {
     const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
     if (is_last) {
@@ -72,7 +74,7 @@ FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread 
     }
     shared = is_last;
   }
-  block_sync();
+  consumers_sync<cfg>();
   return shared != 0;
 }
 

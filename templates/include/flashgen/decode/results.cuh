@@ -13,13 +13,13 @@ struct RowTotals {
   RowTotal of_rows[cfg.tile_q];
 };
 
-// The results of one item. All threads of the block call its functions.
+// The results of one item. All threads that compute call its functions.
 template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
 struct DecodeResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
-  static constexpr i32 bytes = cfg.tile_q * dim_v * static_cast<i32>(sizeof(float));
+  static constexpr i32 bytes = cfg.warps * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
@@ -37,13 +37,13 @@ struct DecodeResults {
   FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
     RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals.of_warps;
     // No warp needs the ring any more.
-    block_sync();
+    consumers_sync<cfg>();
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       if (thread.column() == 0)
         of_warps[thread.warp][thread.row() + 8 * h] = {softmax.reference_max[0][h], softmax.sum[0][h]};
     }
-    block_sync();
+    consumers_sync<cfg>();
     const Logits logits = Score::logits(p);
     const i32 row_block = thread.warp % row_warps;
 #pragma unroll
@@ -67,7 +67,7 @@ struct DecodeResults {
 #pragma unroll
     for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
     write_fragments(warp_out(thread.warp), flat, thread);
-    block_sync();
+    consumers_sync<cfg>();
   }
 
   // Leaves a part's results in its slot.
@@ -106,7 +106,7 @@ struct DecodeResults {
       for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
       if (thread.lane == 0) totals.of_rows[row] = {most, total};
     }
-    block_sync();
+    consumers_sync<cfg>();
     // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
     // wait for all parts.
     constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);

@@ -97,7 +97,7 @@ struct DecodeScheduler {
       if (thread.lane >= distance) before += other;
     }
     if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
-    block_sync();
+    warps_sync<cfg>();
     i32 all = 0;
 #pragma unroll
     for (i32 w = 0; w < cfg.warps; ++w) {
@@ -125,9 +125,9 @@ struct DecodeScheduler {
   // Assigns the next units. All threads of the block call, when they need the last assignment no more.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
-    block_sync();
+    warps_sync<cfg>();
     if (thread.index() == 0) advance(p);
-    block_sync();
+    warps_sync<cfg>();
     return assignment;
   }
 

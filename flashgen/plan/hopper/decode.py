@@ -1,0 +1,96 @@
+"""Planning the decode kernel for Hopper: few new queries and a cache, by wgmma and TMA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.arch import Arch
+from flashgen.plan.cache import DECODE
+from flashgen.plan.decode.forward import COUNTERS, varies_by_head
+from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.params import DECODE_SM90
+from flashgen.plan.model.plans import Box, Constant, KernelPlan, SmemMap
+from flashgen.plan.model.smem import SmemLayout
+from flashgen.spec import AttentionSpec, Schedule
+
+#: Two warpgroups compute. One warp of a third copies; the others only give their registers away.
+_WARPS, _PRODUCERS = 8, 4
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
+#: Keys of a tile. With more, short sequences would have too few tiles for all blocks.
+_KEYS = 64
+#: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
+_LEAST_TILES = 4
+_MOST_STAGES = 8
+_RESULT_BYTES = 4
+#: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
+_SCHEDULER_BYTES = 192
+_TOTALS_BYTES = 8 * (16 * _WARPS + ROWS)
+
+
+def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
+    """Whether calls with a cache and few new queries run by this kernel."""
+    if spec.cache is None or spec.cache_dtype is not None or schedule != Schedule():
+        return False
+    return why_not_hopper(replace(spec, cache=None), schedule, arch, access_bytes) is None
+
+
+def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
+    """The kernel for calls with a cache and few new queries."""
+    stages = next(n for n in range(_MOST_STAGES, 0, -1) if _smem_of(spec, n).bytes <= arch.max_smem_per_block)
+    smem = _smem_of(spec, stages)
+    under_way = (smem["k"].bytes + smem["v"].bytes) // 1024
+    within_pages = spec.cache == "paged"
+    return KernelPlan(
+        name=kernel_name(spec, DECODE, arch),
+        pass_="forward",
+        role=DECODE,
+        algorithm="Flash-Decoding",
+        template="hopper/decode.cu.j2",
+        spec=spec,
+        arch=arch,
+        threads=32 * (_WARPS + _PRODUCERS),
+        config_type="DecodeConfig",
+        config=(
+            Constant("head_dim", spec.head_dim),
+            Constant("head_dim_v", spec.head_dim_v),
+            Constant("tile_q", ROWS, "new tokens times the query heads that share a key/value head"),
+            Constant("tile_kv", _KEYS, "keys per step"),
+            Constant("stages", stages),
+            Constant("warps", _WARPS, "two warpgroups that take turns at the tiles"),
+            Constant("producers", _PRODUCERS, "the first of them copies"),
+            Constant("producer_registers", _PRODUCER_REGISTERS),
+            Constant("consumer_registers", _CONSUMER_REGISTERS),
+            Constant("holds_queries", False),
+            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
+            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
+            Constant("access_bytes", 16, "alignment of rows in global memory"),
+        ),
+        params=DECODE_SM90,
+        smem=smem,
+        grid_tile=_KEYS,
+        grid_over="kv",
+        grid_heads="kv",
+        access_bytes=16,
+        is_persistent=True,
+        counters=COUNTERS,
+        boxes=tuple(Box(tensor, _KEYS, PANEL, within_pages=within_pages) for tensor in "kv"),
+        reasons=(f"one warp keeps up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
+    )
+
+
+def _smem_of(spec: AttentionSpec, stages: int) -> SmemMap:
+    """The shared-memory map."""
+    dim, dim_v = row_bytes(spec)
+    padded_v = -(-spec.head_dim_v // 16) * 16
+    layout = SmemLayout()
+    # Swizzled tiles begin at multiples of 1,024 bytes.
+    layout.then("q", ROWS * dim, "Q, all rows of an item")
+    layout.then("k", stages * _KEYS * dim, f"K_j, {stages} stages")
+    layout.then("v", stages * _KEYS * dim_v, f"V_j, {stages} stages")
+    layout.then("barriers", 16 * stages, "of the ring of K_j and V_j")
+    layout.then("shared", _SCHEDULER_BYTES + _TOTALS_BYTES, "what the threads exchange")
+    layout.over("merge", _WARPS * 16 * padded_v * _RESULT_BYTES, "O of each warp, once the loop is over")
+    return layout.map()
