@@ -1,11 +1,11 @@
 // Attention of few new tokens to a cache, on Hopper. Items, and how blocks share them, are those of
 // decode/mainloop.cuh.
 //
-// One warp, the producer, copies tiles of keys and values to a ring in shared memory by TMA. Two warpgroups
-// take turns at the tiles. Each multiplies all rows of an item, at most 64, by its tile. While one takes
-// exponentials, the other one multiplies. They merge their results at the end of the item:
+// Two warps, the producers, copy tiles of keys and of values to a ring in shared memory by TMA. Two
+// warpgroups take turns at the tiles. Each multiplies all rows of an item, at most 64, by its tile. While one
+// takes exponentials, the other one multiplies. They merge their results at the end of the item:
 //
-//     producer      | tile 0 | tile 1 | tile 2 | tile 3 |
+//     producers     | tile 0 | tile 1 | tile 2 | tile 3 |
 //     warpgroup 0            | S, P, P V of 0  | of 2            |
 //     warpgroup 1                     | S, P, P V of 1  | of 3            |
 #pragma once
@@ -65,7 +65,7 @@ struct LaneBoxes {
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
 struct DecodeSm90Mainloop {
   static_assert(cfg.tile_q == kWarpgroupRows && cfg.warps == 8 && cfg.producers == 4,
-                "two warpgroups compute, and one warp of a third copies");
+                "two warpgroups compute, and warps of a third copy");
   static constexpr i32 kWarpgroupWarps = 4;
 
   using Element = SameElement<cfg, T>;
@@ -96,12 +96,18 @@ struct DecodeSm90Mainloop {
   FLASHGEN_DEVICE Shared& shared() const { return *reinterpret_cast<Shared*>(base + Smem::kShared); }
   FLASHGEN_DEVICE TileRing ring() const { return {start + Smem::kBarriers}; }
   FLASHGEN_DEVICE QTile q_tile() const { return {start + Smem::kQ}; }
-  FLASHGEN_DEVICE KTile k_tile() const { return KTile{start + Smem::kK}.slot(at.slot()); }
-  FLASHGEN_DEVICE VTile v_tile() const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE KTile k_tiles() const { return {start + Smem::kK}; }
+  FLASHGEN_DEVICE VTile v_tiles() const { return {start + Smem::kV}; }
+  FLASHGEN_DEVICE KTile k_tile() const { return k_tiles().slot(at.slot()); }
+  FLASHGEN_DEVICE VTile v_tile() const { return v_tiles().slot(at.slot()); }
 
-  // ---- The producer
+  // ---- The producers. Copies of several boxes take a warp as many turns, so keys and values have a warp
+  // each.
 
-  FLASHGEN_DEVICE void load_tiles(const DecodeItem& item, Range tiles) {
+  // Loads the keys, or the values, of some tiles.
+  template <class Panels>
+  FLASHGEN_DEVICE void load_tiles(Panels ring_tiles, const TensorMap& map, const DecodeItem& item,
+                                  Range tiles) {
     // No page outside these keys is read: it may belong to another sequence by now.
     const Range existing = existing_keys<cfg, Mask>(p, item);
     const auto visited = visited_by<cfg, Mask>(p, item);
@@ -120,11 +126,10 @@ struct DecodeSm90Mainloop {
       find_next();
       if (thread.lane == 0) {
         ring().wait_empty(at);
-        mbarrier_arrive_expect_tx(ring().full(at), KTile::bytes + VTile::bytes);
+        mbarrier_arrive_expect_tx(ring().full(at), Panels::bytes);
       }
       warp_sync();
-      own.load(k_tile(), p.k_map, ring().full(at), item.head_kv, item.cached, thread);
-      own.load(v_tile(), p.v_map, ring().full(at), item.head_kv, item.cached, thread);
+      own.load(ring_tiles.slot(at.slot()), map, ring().full(at), item.head_kv, item.cached, thread);
     }
   }
 
@@ -233,8 +238,8 @@ struct DecodeSm90Mainloop {
     DecodeSm90Mainloop self{p, base, shared_address(base), thread};
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     if (thread.index() == 0) {
-      // The warps of one warpgroup empty a slot.
-      self.ring().init(1, kWarpgroupWarps);
+      // The producers fill a slot, and the warps of one warpgroup empty it.
+      self.ring().init(2, kWarpgroupWarps);
       fence_mbarrier_init();
     }
     if (thread.warp >= cfg.warps) {
@@ -244,7 +249,8 @@ struct DecodeSm90Mainloop {
       while (scheduler.next(p, thread).exists) {
         const Assignment& assigned = scheduler.assignment;
         for_each_part(p, assigned, [&](i32, Range tiles) {
-          if (thread.warp == cfg.warps) self.load_tiles(assigned.item, tiles);
+          if (thread.warp == cfg.warps) self.load_tiles(self.k_tiles(), p.k_map, assigned.item, tiles);
+          if (thread.warp == cfg.warps + 1) self.load_tiles(self.v_tiles(), p.v_map, assigned.item, tiles);
           // Until here results take the place of the ring.
           warps_sync<cfg>();
         });
