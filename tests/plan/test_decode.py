@@ -26,7 +26,7 @@ def decode(dim: int = 128, arch: str = "sm_90a", **fields: Any) -> KernelPlan:
     return plan(spec(dim, **fields), None, arch).kernel("decode")
 
 
-@pytest.mark.parametrize("arch", [name for name in ARCHS if name != "sm_75"])
+@pytest.mark.parametrize("arch", [name for name in ARCHS if name not in ("sm_75", "sm_90a")])
 @pytest.mark.parametrize(("dim", "dim_v"), DIMS)
 def test_enough_bytes_are_under_way_and_the_blocks_fit(dim: int, dim_v: int, arch: str) -> None:
     made, row = plan(spec(dim, dim_v), None, arch).kernel("decode"), get_arch(arch)
@@ -42,6 +42,23 @@ def test_enough_bytes_are_under_way_and_the_blocks_fit(dim: int, dim_v: int, arc
     assert tiles.blocks * under_way >= (64 if has_much else 32) * 1024
     # A hundred kilobytes hold two blocks up to 128 columns.
     assert tiles.blocks >= 2 or (dim > 128 and not has_much)
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize(("dim", "dim_v"), DIMS)
+def test_hoppers_ring_has_at_least_three_tiles_of_keys_and_values(dim: int, dim_v: int, cache: str) -> None:
+    made = decode(dim, dim_v=dim_v, cache=cache)
+    assert [box.tensor for box in made.boxes] == ["k", "v"]
+    assert {box.within_pages for box in made.boxes} == {cache == "paged"}
+    assert int(made.constant("stages")) >= 3
+    assert made.smem["k"].bytes + made.smem["v"].bytes >= 96 * 1024
+    assert made.smem.bytes <= get_arch("sm_90a").max_smem_per_block
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "fp32"}, {"cache_dtype": "e4m3"}])
+def test_hoppers_kernel_is_for_16_bit_caches(fields: Any) -> None:
+    made = plan(spec(**fields), None, "sm_90a")
+    assert not made.has("decode") or not made.kernel("decode").boxes
 
 
 @pytest.mark.parametrize(

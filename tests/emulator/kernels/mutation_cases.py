@@ -97,6 +97,13 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode, 8 bits, non-finite value": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     # The last token alone attends to the last value, which is NaN.
     "decode, non-finite value": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
+    "decode on Hopper": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "arch": "sm_90a"}),
+    "decode on Hopper, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3, "arch": "sm_90a"}),
+    "decode on Hopper, non-finite value": (
+        DECODE,
+        (3, 0),
+        {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1, "arch": "sm_90a"},
+    ),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (
         AttentionSpec(64, dtype="fp16", deterministic=True),
