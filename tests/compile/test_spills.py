@@ -103,6 +103,4 @@ def test_committed_kernels_do_not_spill(row: Golden) -> None:
         spills = KNOWN_SPILLS_BEFORE_13_5.get(made.name, 0) if is_old else 0
         stack = KNOWN_STACK_BEFORE_13_5.get(made.name, 0) if is_old else 0
         assert found.spill_bytes <= spills, made.name
-        # Releases before 13.5 keep two copies of it.
-        careful = CAREFUL_STACK.get(made.name, 0) * (2 if is_old else 1)
-        assert found.stack_bytes <= max(stack, spills, careful), made.name
+        assert found.stack_bytes <= max(stack, spills, CAREFUL_STACK.get(made.name, 0)), made.name
