@@ -14,17 +14,19 @@ from flashgen.plan.model.plans import Box, Constant, KernelPlan, SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
 
-#: Two warpgroups compute. One warp of a third copies; the others only give their registers away.
+#: Two warpgroups compute. The warps of a third copy.
 _WARPS, _PRODUCERS = 8, 4
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
-#: Keys of a tile. With more, short sequences would have too few tiles for all blocks.
-_KEYS = 64
+#: Keys of a tile, and with wide heads, where more would leave room for few stages. With more, short sequences would
+#: have too few tiles for all blocks.
+_KEYS, _KEYS_WIDE = 64, 32
+_WIDE = 256
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
 _MOST_STAGES = 8
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
-_SCHEDULER_BYTES = 192
+_SCHEDULER_BYTES = 1024
 _TOTALS_BYTES = 8 * (16 * _WARPS + ROWS)
 
 
@@ -37,8 +39,9 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
-    stages = next(n for n in range(_MOST_STAGES, 0, -1) if _smem_of(spec, n).bytes <= arch.max_smem_per_block)
-    smem = _smem_of(spec, stages)
+    keys = _KEYS_WIDE if spec.head_dim + spec.head_dim_v > _WIDE else _KEYS
+    stages = next(n for n in range(_MOST_STAGES, 0, -1) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
+    smem = _smem_of(spec, keys, stages)
     under_way = (smem["k"].bytes + smem["v"].bytes) // 1024
     within_pages = spec.cache == "paged"
     return KernelPlan(
@@ -55,10 +58,10 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("head_dim", spec.head_dim),
             Constant("head_dim_v", spec.head_dim_v),
             Constant("tile_q", ROWS, "new tokens times the query heads that share a key/value head"),
-            Constant("tile_kv", _KEYS, "keys per step"),
+            Constant("tile_kv", keys, "keys per step"),
             Constant("stages", stages),
             Constant("warps", _WARPS, "two warpgroups that take turns at the tiles"),
-            Constant("producers", _PRODUCERS, "the first of them copies"),
+            Constant("producers", _PRODUCERS, "warps that copy"),
             Constant("producer_registers", _PRODUCER_REGISTERS),
             Constant("consumer_registers", _CONSUMER_REGISTERS),
             Constant("holds_queries", False),
@@ -70,27 +73,27 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         ),
         params=DECODE_SM90,
         smem=smem,
-        grid_tile=_KEYS,
+        grid_tile=keys,
         grid_over="kv",
         grid_heads="kv",
         access_bytes=16,
         is_persistent=True,
         counters=COUNTERS,
-        boxes=tuple(Box(tensor, _KEYS, PANEL, within_pages=within_pages) for tensor in "kv"),
-        reasons=(f"one warp keeps up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
+        boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages) for tensor in "kv"),
+        reasons=(f"four warps keep up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
     )
 
 
-def _smem_of(spec: AttentionSpec, stages: int) -> SmemMap:
+def _smem_of(spec: AttentionSpec, keys: int, stages: int) -> SmemMap:
     """The shared-memory map."""
     dim, dim_v = row_bytes(spec)
     padded_v = -(-spec.head_dim_v // 16) * 16
     layout = SmemLayout()
     # Swizzled tiles begin at multiples of 1,024 bytes.
     layout.then("q", ROWS * dim, "Q, all rows of an item")
-    layout.then("k", stages * _KEYS * dim, f"K_j, {stages} stages")
-    layout.then("v", stages * _KEYS * dim_v, f"V_j, {stages} stages")
+    layout.then("k", stages * keys * dim, f"K_j, {stages} stages")
+    layout.then("v", stages * keys * dim_v, f"V_j, {stages} stages")
     layout.then("barriers", 16 * stages, "of the ring of K_j and V_j")
     layout.then("shared", _SCHEDULER_BYTES + _TOTALS_BYTES, "what the threads exchange")
-    layout.over("merge", _WARPS * 16 * padded_v * _RESULT_BYTES, "O of each warp, once the loop is over")
+    layout.then("merge", ROWS * padded_v * _RESULT_BYTES, "O of all rows, once the loop is over")
     return layout.map()

@@ -31,5 +31,14 @@ FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Th
     for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
   }
 }
+// Adds a strip to the fragments of one before it.
+template <i32 count>
+FLASHGEN_DEVICE void add_fragments(float* part, float (&strip)[count], Thread thread) {
+  float before[count];
+  read_fragments(before, part, thread);
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) strip[i] += before[i];
+  write_fragments(part, strip, thread);
+}
 
 }  // namespace flashgen

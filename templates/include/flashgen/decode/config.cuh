@@ -47,14 +47,10 @@ FLASHGEN_DEVICE void consumers_sync() {
   }
 }
 
-// Waits for all warps, which may call it at different places.
+// Waits for all warps of a block with producers, which may call it at different places.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void warps_sync() {
-  if constexpr (cfg.producers == 0) {
-    block_sync();
-  } else {
-    named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
-  }
+  named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
 }
 
 }  // namespace flashgen

@@ -63,9 +63,8 @@ FLASHGEN_DEVICE void compute_parts(const Results& results, const Assignment& ass
     } else {
       results.store_part(slots(is_fixed ? unit : block_idx_x() - first_block));
     }
-    // The next copies overwrite these results.
-    if constexpr (cfg.producers > 0) fence_proxy_async_shared();
-    warps_sync<cfg>();
+    // The next copies overwrite these results, where results take the place of the ring.
+    if constexpr (cfg.producers == 0) block_sync();
   });
   if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + first_block, static_cast<u32>(blocks),
                                                            is_last, results.thread)))

@@ -19,15 +19,18 @@ struct DecodeResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
-  static constexpr i32 bytes = cfg.warps * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
+  // Where producers fill the ring meanwhile, results have no room but their own. So half of the warps add
+  // theirs to those of the others.
+  static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
+  static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
 
   const Params& p;
   const DecodeItem& item;
-  // O of each warp, in the layout of its lanes.
-  float* out_of_warps;
+  // `slots` results of 16 rows, in the layout of a warp's lanes.
+  float* out_of_slots;
   RowTotals<cfg>& totals;
   // How many warps have different rows.
   i32 row_warps;
@@ -66,7 +69,14 @@ struct DecodeResults {
     float flat[4 * out_blocks];
 #pragma unroll
     for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
-    write_fragments(warp_out(thread.warp), flat, thread);
+    if constexpr (slots < cfg.warps) {
+      const bool has_rows = row_block < item.row_blocks();
+      if (has_rows && thread.warp >= slots) write_fragments(slot_out(thread.warp - slots), flat, thread);
+      consumers_sync<cfg>();
+      if (has_rows && thread.warp < slots) add_fragments(slot_out(thread.warp), flat, thread);
+    } else {
+      write_fragments(slot_out(thread.warp), flat, thread);
+    }
     consumers_sync<cfg>();
   }
 
@@ -140,21 +150,21 @@ struct DecodeResults {
   }
 
  private:
-  FLASHGEN_DEVICE float* warp_out(i32 warp) const { return out_of_warps + warp * kRowBlock * dim_v; }
+  FLASHGEN_DEVICE float* slot_out(i32 slot) const { return out_of_slots + slot * kRowBlock * dim_v; }
 
   // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
-  // columns. Each warp takes blocks of its own, and adds up the results of the warps.
+  // columns. Each warp takes blocks of its own, and adds up the slots.
   template <class Visit>
   FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
 #pragma unroll 1
     for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
       const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
       float sums[4] = {};
-      for (i32 w = row_block; w < cfg.warps; w += row_warps) {
-        float of_warp[4];
-        read_fragments(of_warp, warp_out(w) + n * 4 * kWarpSize, thread);
+      for (i32 slot = row_block; slot < slots; slot += row_warps) {
+        float own[4];
+        read_fragments(own, slot_out(slot) + n * 4 * kWarpSize, thread);
 #pragma unroll
-        for (i32 e = 0; e < 4; ++e) sums[e] += of_warp[e];
+        for (i32 e = 0; e < 4; ++e) sums[e] += own[e];
       }
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {

@@ -67,6 +67,29 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
+// The units that are left of a block's share, from unit `unit` of a sequence on.
+struct alignas(16) ShareCursor {
+  i32 at;
+  i32 end;
+  i32 sequence;
+  i32 unit;
+  Assignment assignment;
+
+  // Makes the next units the assignment.
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE void advance(const Params& p) {
+    assignment.exists = at < end;
+    if (at >= end) return;
+    SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
+    for (; unit >= work.all_units; work = SequenceWork::of<cfg, Mask>(p, ++sequence)) unit -= work.all_units;
+    const i32 index = unit / work.units, begin = unit - index * work.units;
+    const i32 count = smaller(work.units - begin, end - at);
+    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
+    at += count;
+    unit += count;
+  }
+};
+
 // The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
 // runs it.
 template <DecodeConfig cfg, class Mask>
@@ -74,21 +97,17 @@ struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   i32 warp_units[cfg.warps];
   Shares shares;
-  // The units that are left of the block's share, from unit `unit` of a sequence on.
-  i32 at;
-  i32 end;
-  i32 sequence;
-  i32 unit;
-  Assignment assignment;
+  // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
+  ShareCursor cursors[1 + cfg.producers];
 
-  // All threads of the block call. Each counts the units of consecutive sequences.
+  // All threads that compute call. Each counts the units of consecutive sequences.
   template <class Params>
   FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
     const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
     const i32 last = smaller(first + each, p.batch);
     i32 own = 0;
 #pragma unroll 4
-    for (i32 i = first; i < last; ++i) own += work_of(p, i).all_units;
+    for (i32 i = first; i < last; ++i) own += SequenceWork::of<cfg, Mask>(p, i).all_units;
     // A prefix sum over the threads.
     i32 before = own;
 #pragma unroll
@@ -97,7 +116,7 @@ struct DecodeScheduler {
       if (thread.lane >= distance) before += other;
     }
     if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
-    warps_sync<cfg>();
+    consumers_sync<cfg>();
     i32 all = 0;
 #pragma unroll
     for (i32 w = 0; w < cfg.warps; ++w) {
@@ -112,42 +131,37 @@ struct DecodeScheduler {
     const i32 begin = all_shares.begin(block_idx_x());
     if (thread.index() == 0) {
       shares = all_shares;
-      at = begin;
-      end = smaller(all, all_shares.begin(block_idx_x() + 1));
+      for (ShareCursor& cursor : cursors) {
+        cursor.at = begin;
+        cursor.end = smaller(all, all_shares.begin(block_idx_x() + 1));
+      }
     }
     if (before <= begin && begin < before + own) {
       // The share begins among this thread's sequences.
-      sequence = first;
-      unit = begin - before;
+      for (ShareCursor& cursor : cursors) {
+        cursor.sequence = first;
+        cursor.unit = begin - before;
+      }
     }
   }
 
-  // Assigns the next units. All threads of the block call, when they need the last assignment no more.
+  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
-    warps_sync<cfg>();
-    if (thread.index() == 0) advance(p);
-    warps_sync<cfg>();
-    return assignment;
+    consumers_sync<cfg>();
+    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p);
+    consumers_sync<cfg>();
+    return cursors[0].assignment;
   }
 
- private:
+  // The same for a producer, which calls with all its lanes.
   template <class Params>
-  FLASHGEN_DEVICE static SequenceWork work_of(const Params& p, i32 sequence) {
-    return SequenceWork::of<cfg, Mask>(p, sequence);
-  }
-
-  template <class Params>
-  FLASHGEN_DEVICE void advance(const Params& p) {
-    assignment.exists = at < end;
-    if (at >= end) return;
-    SequenceWork work = work_of(p, sequence);
-    for (; unit >= work.all_units; work = work_of(p, ++sequence)) unit -= work.all_units;
-    const i32 index = unit / work.units, begin = unit - index * work.units;
-    const i32 count = smaller(work.units - begin, end - at);
-    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
-    at += count;
-    unit += count;
+  FLASHGEN_DEVICE const Assignment& next_to_copy(const Params& p, i32 producer, Thread thread) {
+    ShareCursor& cursor = cursors[1 + producer];
+    warp_sync();
+    if (thread.lane == 0) cursor.template advance<cfg, Mask>(p);
+    warp_sync();
+    return cursor.assignment;
   }
 };
 

@@ -1,9 +1,10 @@
 // Attention of few new tokens to a cache, on Hopper. Items, and how blocks share them, are those of
 // decode/mainloop.cuh.
 //
-// Two warps, the producers, copy tiles of keys and of values to a ring in shared memory by TMA. Two
-// warpgroups take turns at the tiles. Each multiplies all rows of an item, at most 64, by its tile. While one
-// takes exponentials, the other one multiplies. They merge their results at the end of the item:
+// Four warps, the producers, copy tiles of keys and of values to a ring in shared memory by TMA, those of the
+// block's next item, too. Two warpgroups take turns at the tiles. Each multiplies all rows of an item, at
+// most 64, by its tile. While one takes exponentials, the other one multiplies. They merge their results at
+// the end of the item:
 //
 //     producers     | tile 0 | tile 1 | tile 2 | tile 3 |
 //     warpgroup 0            | S, P, P V of 0  | of 2            |
@@ -20,46 +21,33 @@
 
 namespace flashgen {
 
-// The boxes of one tile that a lane loads: places in the cache that lie in one page each.
-template <i32 rows, bool paged>
-struct LaneBoxes {
-  // With boxes of one row a lane has several.
-  static constexpr i32 count = ceil_div(rows, kWarpSize);
-  i32 box;
-  i32 pages[count];
-  i32 places[count];
+// How the keys of an item are cut into boxes that TMA copies. Where keys lie in pages, a box is a part of
+// one.
+template <i32 tile, bool paged>
+struct KeyBoxes {
+  static_assert(!paged || tile <= 2 * kWarpSize, "the lanes of two warps copy all boxes of a tile");
+  // A box has 1 << shift rows. First and last are those with a key that may be read.
+  i32 shift;
+  Range existing;
 
-  // `keys` are those that may be read. In place of a box beyond them the last one is loaded again.
+  // `keys` are those that may be read.
   template <class Params>
-  FLASHGEN_DEVICE void find(const Params& p, const CachedSequence& cached, Range keys, i32 first_key,
-                            Thread thread) {
+  FLASHGEN_DEVICE static KeyBoxes of(const Params& p, Range keys) {
     if constexpr (paged) {
-      const i32 first_box = keys.begin / box * box, last_box = larger(keys.end - 1, 0) / box * box;
-#pragma unroll
-      for (i32 i = 0; i < count; ++i) {
-        const i32 row = (thread.lane + i * kWarpSize) * box;
-        if (row >= rows) continue;
-        const i32 key = larger(first_box, smaller(first_key + row, last_box)), page = key / p.page_size;
-        places[i] = key - page * p.page_size;
-        pages[i] = keys.size() > 0 ? p.block_table[cached.row * p.table_row + page] : 0;
-      }
+      const i32 shift = lowest_bit(static_cast<u32>(page_box_rows<tile>(p.page_size)));
+      return {shift, {keys.begin >> shift, keys.size() > 0 ? (keys.end - 1 >> shift) + 1 : 0}};
     } else {
-      places[0] = cached.first_key + first_key;
+      return {lowest_bit(static_cast<u32>(tile)), keys};
     }
   }
-  template <class Panels>
-  FLASHGEN_DEVICE void load(Panels panels, const TensorMap& map, u32 barrier, i32 head,
-                            const CachedSequence& cached, Thread thread) const {
-    if constexpr (paged) {
-#pragma unroll
-      for (i32 i = 0; i < count; ++i) {
-        const i32 row = (thread.lane + i * kWarpSize) * box;
-        if (row < rows) panels.from_row(row).load(map, barrier, places[i], head, pages[i]);
-      }
-    } else {
-      if (thread.lane == 0) panels.load(map, barrier, places[0], head, static_cast<i32>(cached.row));
-    }
-  }
+  FLASHGEN_DEVICE i32 count() const { return tile >> shift; }
+};
+
+// The box of a tile that a lane loads: a place in the cache.
+struct LaneBox {
+  i32 first_row;
+  i32 page;
+  i32 place;
 };
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
@@ -84,7 +72,7 @@ struct DecodeSm90Mainloop {
   };
   static_assert(Smem::kShared + sizeof(Shared) <= Smem::kBytes,
                 "the plan leaves room for what threads exchange");
-  static_assert(Smem::kMerge + Results::bytes <= Smem::kBarriers, "results take the place of the ring");
+  static_assert(Smem::kMerge + Results::bytes <= Smem::kBytes, "the plan leaves room for results");
 
   const Params& p;
   u8* base;
@@ -101,35 +89,67 @@ struct DecodeSm90Mainloop {
   FLASHGEN_DEVICE KTile k_tile() const { return k_tiles().slot(at.slot()); }
   FLASHGEN_DEVICE VTile v_tile() const { return v_tiles().slot(at.slot()); }
 
-  // ---- The producers. Copies of several boxes take a warp as many turns, so keys and values have a warp
-  // each.
+  // ---- The producers. A warp issues the copies of its lanes one after another, so four warps share them:
+  // two of keys, two of values, and of each pair one has the even boxes of a tile.
 
-  // Loads the keys, or the values, of some tiles.
+  // Loads half of the boxes of the keys, or of the values, of some tiles.
   template <class Panels>
   FLASHGEN_DEVICE void load_tiles(Panels ring_tiles, const TensorMap& map, const DecodeItem& item,
-                                  Range tiles) {
+                                  Range tiles, i32 half) {
     // No page outside these keys is read: it may belong to another sequence by now.
-    const Range existing = existing_keys<cfg, Mask>(p, item);
+    const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, existing_keys<cfg, Mask>(p, item));
+    const i32 own = 2 * thread.lane + half;
+    const bool has_box = own < boxes.count();
+    const i32 own_bytes = ((boxes.count() + 1 - half) / 2 << boxes.shift) * (Panels::bytes / cfg.tile_kv);
     const auto visited = visited_by<cfg, Mask>(p, item);
     Walk<Mask::has_holes> walk(tiles);
-    LaneBoxes<cfg.tile_kv, paged> boxes;
-    if constexpr (paged) boxes.box = page_box_rows<cfg.tile_kv>(p.page_size);
+    LaneBox next = {own << boxes.shift, static_cast<i32>(item.cached.row), 0};
     const auto find_next = [&]() {
       walk.advance(thread, visited);
-      if (!walk.over()) boxes.find(p, item.cached, existing, walk.tile * cfg.tile_kv, thread);
+      if (walk.over() || !has_box) return;
+      if constexpr (paged) {
+        // In place of a box without a key that may be read another one is loaded again.
+        const i32 box = (walk.tile * cfg.tile_kv >> boxes.shift) + own;
+        const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
+        const i32 page = key / p.page_size;
+        next.place = key - page * p.page_size;
+        next.page = boxes.existing.size() > 0 ? p.block_table[item.cached.row * p.table_row + page] : 0;
+      } else {
+        next.place = item.cached.first_key + walk.tile * cfg.tile_kv;
+      }
     };
     find_next();
 #pragma unroll 1
     for (; !walk.over(); at.advance()) {
       // Page numbers are read one tile ahead, because each copy would wait for them.
-      const LaneBoxes<cfg.tile_kv, paged> own = boxes;
+      const LaneBox box = next;
       find_next();
       if (thread.lane == 0) {
         ring().wait_empty(at);
-        mbarrier_arrive_expect_tx(ring().full(at), Panels::bytes);
+        mbarrier_arrive_expect_tx(ring().full(at), own_bytes);
       }
       warp_sync();
-      own.load(ring_tiles.slot(at.slot()), map, ring().full(at), item.head_kv, item.cached, thread);
+      if (has_box) {
+        ring_tiles.slot(at.slot())
+            .from_row(box.first_row)
+            .load(map, ring().full(at), box.place, item.head_kv, box.page);
+      }
+    }
+  }
+
+  FLASHGEN_DEVICE void produce(DecodeScheduler<cfg, Mask>& scheduler) {
+    const i32 producer = thread.warp - cfg.warps, half = producer / 2;
+#pragma unroll 1
+    while (true) {
+      const Assignment& assigned = scheduler.next_to_copy(p, producer, thread);
+      if (!assigned.exists) return;
+      for_each_part(p, assigned, [&](i32, Range tiles) {
+        if (producer % 2 == 0) {
+          load_tiles(k_tiles(), p.k_map, assigned.item, tiles, half);
+        } else {
+          load_tiles(v_tiles(), p.v_map, assigned.item, tiles, half);
+        }
+      });
     }
   }
 
@@ -239,26 +259,19 @@ struct DecodeSm90Mainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     if (thread.index() == 0) {
       // The producers fill a slot, and the warps of one warpgroup empty it.
-      self.ring().init(2, kWarpgroupWarps);
+      self.ring().init(cfg.producers, kWarpgroupWarps);
       fence_mbarrier_init();
     }
     if (thread.warp >= cfg.warps) {
       setmaxnreg_dec<cfg.producer_registers>();
-      // The barrier of scheduler.init().
       warps_sync<cfg>();
-      while (scheduler.next(p, thread).exists) {
-        const Assignment& assigned = scheduler.assignment;
-        for_each_part(p, assigned, [&](i32, Range tiles) {
-          if (thread.warp == cfg.warps) self.load_tiles(self.k_tiles(), p.k_map, assigned.item, tiles);
-          if (thread.warp == cfg.warps + 1) self.load_tiles(self.v_tiles(), p.v_map, assigned.item, tiles);
-          // Until here results take the place of the ring.
-          warps_sync<cfg>();
-        });
-      }
+      self.produce(scheduler);
     } else {
       setmaxnreg_inc<cfg.consumer_registers>();
       scheduler.init(p, thread);
-      while (scheduler.next(p, thread).exists) self.compute(scheduler.assignment, scheduler.shares);
+      warps_sync<cfg>();
+      while (scheduler.next(p, thread).exists)
+        self.compute(scheduler.cursors[0].assignment, scheduler.shares);
     }
   }
 };
