@@ -23,6 +23,7 @@ _KEYS, _KEYS_WIDE = 64, 32
 _WIDE = 256
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
+#: An even number, so that a stage belongs to one warpgroup.
 _MOST_STAGES = 8
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
@@ -40,7 +41,7 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
     keys = _KEYS_WIDE if spec.head_dim + spec.head_dim_v > _WIDE else _KEYS
-    stages = next(n for n in range(_MOST_STAGES, 0, -1) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
+    stages = next(n for n in range(_MOST_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
     under_way = (smem["k"].bytes + smem["v"].bytes) // 1024
     within_pages = spec.cache == "paged"

@@ -54,6 +54,9 @@ template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class
 struct DecodeSm90Mainloop {
   static_assert(cfg.tile_q == kWarpgroupRows && cfg.warps == 8 && cfg.producers == 4,
                 "two warpgroups compute, and warps of a third copy");
+  // Copies of a tile may arrive before those of the tiles before it. A warpgroup that waited for a stage of
+  // which the other one still awaits the round before would take that round for its own.
+  static_assert(cfg.stages % 2 == 0, "each stage belongs to one warpgroup while an item lasts");
   static constexpr i32 kWarpgroupWarps = 4;
 
   using Element = SameElement<cfg, T>;
