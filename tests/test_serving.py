@@ -263,6 +263,7 @@ def test_append_and_run_name_what_they_lack() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("name", ["decode", "guesses", "mixed", "chunked prefill"])
 def test_a_graph_of_a_layer_is_replayed_for_other_steps(name: str) -> None:
     before, new, options, _ = STEPS[name]

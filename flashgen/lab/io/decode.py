@@ -57,13 +57,16 @@ def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
     items, tiles = _items(sizes, kernel), max(1, _key_tiles(sizes, kernel))
     least = int(kernel.constant("least_tiles")) * -(-min(rows, tile_q) // _ROW_BLOCK)
     most = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
-    units = items * tiles
+    # An item counts as some tiles more than it has.
+    extra = int(kernel.constant("item_tiles"))
+    each = extra + tiles
+    units = items * each
     blocks = max(1, min(units // least, most))
 
     def owner(unit: int) -> int:
         return ((unit + 1) * blocks - 1) // units
 
-    counts = [owner((i + 1) * tiles - 1) - owner(i * tiles) + 1 for i in range(items)]
+    counts = [owner((i + 1) * each - 1) - owner(i * each + extra) + 1 for i in range(items)]
     return Split(items, tiles, blocks, sum(counts), sum(n for n in counts if n > 1))
 
 

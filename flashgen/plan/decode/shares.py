@@ -76,7 +76,8 @@ def _items(decode: KernelPlan, problem: Problem) -> int:
 
 
 def _units(decode: KernelPlan, problem: Problem) -> int:
-    return _key_tiles(decode, problem) * _items(decode, problem)
+    """What all items count as, at most."""
+    return (_key_tiles(decode, problem) + int(decode.constant("item_tiles"))) * _items(decode, problem)
 
 
 def _key_tiles(decode: KernelPlan, problem: Problem) -> int:

@@ -25,6 +25,8 @@ _WIDE = 256
 _LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
 _MOST_STAGES = 8
+#: An item takes as long beside its tiles as so many bytes take to arrive: Q, and what leaves its results.
+_ITEM_BYTES = 128 * 1024
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
 _SCHEDULER_BYTES = 1024
@@ -43,7 +45,8 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     keys = _KEYS_WIDE if spec.head_dim + spec.head_dim_v > _WIDE else _KEYS
     stages = next(n for n in range(_MOST_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
-    under_way = (smem["k"].bytes + smem["v"].bytes) // 1024
+    tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages
+    under_way = stages * tile_bytes // 1024
     within_pages = spec.cache == "paged"
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
@@ -67,6 +70,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("consumer_registers", _CONSUMER_REGISTERS),
             Constant("holds_queries", False),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("item_tiles", -(-_ITEM_BYTES // tile_bytes), "tiles that take as long as what else an item takes"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),

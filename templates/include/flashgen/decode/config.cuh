@@ -22,6 +22,8 @@ struct DecodeConfig {
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
+  // How many tiles take as long as what an item takes beside its tiles.
+  i32 item_tiles;
   bool has_lower;
   bool has_upper;
   // Which tiles of keys hold allowed pairs depends on the query head.

@@ -206,7 +206,7 @@ struct DecodeMainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     scheduler.init(p, thread);
 #pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.cursors[0].assignment, scheduler.shares);
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
   }
 };
 

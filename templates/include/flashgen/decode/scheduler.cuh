@@ -5,17 +5,26 @@
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
+//
+// Units of one key/value head come before those of the next. So blocks share out the many items of short
+// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
+// has.
 #pragma once
 #include "flashgen/decode/rows.cuh"
 
 namespace flashgen {
 
-// The work of one sequence: items of equal length, one for each key/value head and tile of rows.
+// Units that an item counts more than it has.
+template <DecodeConfig cfg, class Params>
+FLASHGEN_DEVICE i32 extra_units(const Params& p) {
+  return p.part_tiles == 0 ? cfg.item_tiles : 0;
+}
+
+// The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
 struct SequenceWork {
   CachedSequence cached;
   Range tiles;
-  i32 row_tiles;
-  // Units of an item, and of all items.
+  // Units of an item, and what all items count as.
   i32 units;
   i32 all_units;
 
@@ -28,12 +37,12 @@ struct SequenceWork {
     tiles.end = larger(tiles.end, tiles.begin + 1);
     const i32 row_tiles = ceil_div(cached.len_q * p.group, cfg.tile_q);
     const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
-    return {cached, tiles, row_tiles, units, units * row_tiles * p.heads_kv};
+    return {cached, tiles, units, (units + extra_units<cfg>(p)) * row_tiles};
   }
 
   template <DecodeConfig cfg, class Params>
-  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 index) const {
-    const i32 head_kv = index / row_tiles, first_row = (index - head_kv * row_tiles) * cfg.tile_q;
+  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
+    const i32 first_row = row_tile * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
@@ -67,26 +76,43 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// The units that are left of a block's share, from unit `unit` of a sequence on.
-struct alignas(16) ShareCursor {
+// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+struct ShareCursor {
   i32 at;
   i32 end;
+  i32 head_kv;
   i32 sequence;
   i32 unit;
-  Assignment assignment;
 
-  // Makes the next units the assignment.
+  // Assigns the next units.
   template <DecodeConfig cfg, class Mask, class Params>
-  FLASHGEN_DEVICE void advance(const Params& p) {
-    assignment.exists = at < end;
-    if (at >= end) return;
-    SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
-    for (; unit >= work.all_units; work = SequenceWork::of<cfg, Mask>(p, ++sequence)) unit -= work.all_units;
-    const i32 index = unit / work.units, begin = unit - index * work.units;
-    const i32 count = smaller(work.units - begin, end - at);
-    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
-    at += count;
-    unit += count;
+  FLASHGEN_DEVICE void advance(const Params& p, Assignment& next) {
+    const i32 extra = extra_units<cfg>(p);
+    while (at < end) {
+      SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
+      while (unit >= work.all_units) {
+        unit -= work.all_units;
+        if (++sequence == p.batch) {
+          sequence = 0;
+          ++head_kv;
+        }
+        work = SequenceWork::of<cfg, Mask>(p, sequence);
+      }
+      const i32 of_item = extra + work.units, row_tile = unit / of_item, begin = unit - row_tile * of_item;
+      const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
+      at += count;
+      unit += count;
+      // A share may end before the first tile of its last item.
+      if (begin + count <= extra) continue;
+      next = {true,
+              work.item<cfg>(p, sequence, head_kv, row_tile),
+              work.units,
+              larger(begin - extra, 0),
+              begin + count - extra,
+              first_unit};
+      return;
+    }
+    next.exists = false;
   }
 };
 
@@ -99,6 +125,8 @@ struct DecodeScheduler {
   Shares shares;
   // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
   ShareCursor cursors[1 + cfg.producers];
+  // Where there are producers, the warps that compute use the first two in turns.
+  Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
 
   // All threads that compute call. Each counts the units of consecutive sequences.
   template <class Params>
@@ -117,18 +145,20 @@ struct DecodeScheduler {
     }
     if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
     consumers_sync<cfg>();
-    i32 all = 0;
+    i32 of_head = 0;
 #pragma unroll
     for (i32 w = 0; w < cfg.warps; ++w) {
       if (w < thread.warp) before += warp_units[w];
-      all += warp_units[w];
+      of_head += warp_units[w];
     }
     before -= own;
+    const i32 all = of_head * p.heads_kv;
     // A part of many rows takes longer to merge, and has to be worth it.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
     const i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
     const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, grid_dim_x()))};
     const i32 begin = all_shares.begin(block_idx_x());
+    const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
       shares = all_shares;
       for (ShareCursor& cursor : cursors) {
@@ -136,11 +166,12 @@ struct DecodeScheduler {
         cursor.end = smaller(all, all_shares.begin(block_idx_x() + 1));
       }
     }
-    if (before <= begin && begin < before + own) {
+    if (before <= begin_of_head && begin_of_head < before + own) {
       // The share begins among this thread's sequences.
       for (ShareCursor& cursor : cursors) {
+        cursor.head_kv = head_kv;
         cursor.sequence = first;
-        cursor.unit = begin - before;
+        cursor.unit = begin_of_head - before;
       }
     }
   }
@@ -149,19 +180,24 @@ struct DecodeScheduler {
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
     consumers_sync<cfg>();
-    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p);
+    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p, assignments[0]);
     consumers_sync<cfg>();
-    return cursors[0].assignment;
+    return assignments[0];
   }
 
-  // The same for a producer, which calls with all its lanes.
+  // The same by one thread, while the warps compute the last assignment. They find this one after a barrier.
+  template <class Params>
+  FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
+    if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);
+  }
+
+  // The next assignment of a producer, which calls with all its lanes.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next_to_copy(const Params& p, i32 producer, Thread thread) {
-    ShareCursor& cursor = cursors[1 + producer];
     warp_sync();
-    if (thread.lane == 0) cursor.template advance<cfg, Mask>(p);
+    if (thread.lane == 0) cursors[1 + producer].template advance<cfg, Mask>(p, assignments[2 + producer]);
     warp_sync();
-    return cursor.assignment;
+    return assignments[2 + producer];
   }
 };
 

@@ -158,8 +158,8 @@ struct DecodeSm90Mainloop {
 
   // ---- The warpgroups that compute
 
-  // Brings the item's rows of Q to shared memory.
-  FLASHGEN_DEVICE void load_queries(const DecodeItem& item) const {
+  // Starts copies of the item's rows of Q to shared memory.
+  FLASHGEN_DEVICE void start_queries(const DecodeItem& item) const {
     constexpr i32 columns = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = Element::dim / columns;
     const auto source = QueryRows<T>::of(p, item);
 #pragma unroll 1
@@ -170,6 +170,8 @@ struct DecodeSm90Mainloop {
                                             cfg.head_dim - chunk * columns);
     }
     cp_async_commit();
+  }
+  FLASHGEN_DEVICE void await_queries() const {
     cp_async_wait<0>();
     fence_proxy_async_shared();
     consumers_sync<cfg>();
@@ -198,7 +200,7 @@ struct DecodeSm90Mainloop {
     // Products have 64 rows in any case. Only warps with rows of the item take exponentials.
     const bool has_rows = row_block < item.row_blocks();
     const auto visited = visited_by<cfg, Mask>(p, item);
-    load_queries(item);
+    await_queries();
     clear_strip(out);
     softmax.reset();
     Walk<Mask::has_holes> walk(tiles);
@@ -242,13 +244,19 @@ struct DecodeSm90Mainloop {
     softmax.finish();
   }
 
-  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) {
+  FLASHGEN_DEVICE void compute(DecodeScheduler<cfg, Mask>& scheduler, i32 turn) {
+    const Assignment& assigned = scheduler.assignments[turn];
     const Results results{
         p,     assigned.item, reinterpret_cast<float*>(base + Smem::kMerge), shared().totals, kWarpgroupWarps,
         thread};
-    compute_parts<cfg>(results, assigned, shares, shared().is_last, [&](Range tiles) {
+    bool has_fetched = false;
+    compute_parts<cfg>(results, assigned, scheduler.shares, shared().is_last, [&](Range tiles) {
       Strip<Element::dim_v> out;
       Softmax softmax;
+      start_queries(assigned.item);
+      // The copies take longer than this.
+      if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
+      has_fetched = true;
       attend(out, softmax, assigned.item, tiles);
       results.share(blocks_of(out), softmax);
     });
@@ -273,8 +281,13 @@ struct DecodeSm90Mainloop {
       setmaxnreg_inc<cfg.consumer_registers>();
       scheduler.init(p, thread);
       warps_sync<cfg>();
-      while (scheduler.next(p, thread).exists)
-        self.compute(scheduler.cursors[0].assignment, scheduler.shares);
+      scheduler.fetch(p, 0, thread);
+#pragma unroll 1
+      for (i32 turn = 0;; turn ^= 1) {
+        consumers_sync<cfg>();
+        if (!scheduler.assignments[turn].exists) break;
+        self.compute(scheduler, turn);
+      }
     }
   }
 };
