@@ -16,11 +16,10 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Two warpgroups compute. The warps of a third copy.
 _WARPS, _PRODUCERS = 8, 4
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
-#: Keys of a tile, and with wide heads, where more would leave room for few stages. With more, short sequences would
-#: have too few tiles for all blocks.
-_KEYS, _KEYS_WIDE = 64, 32
-_WIDE = 256
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 56, 224
+#: Keys of a tile by the most columns of K and V together. A step has the same latencies whatever its tile, so tiles of
+#: narrow heads have more keys. With still more, short sequences would have too few tiles for all blocks.
+_KEYS = {128: 128, 256: 64, 512: 32}
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
@@ -42,7 +41,7 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
-    keys = _KEYS_WIDE if spec.head_dim + spec.head_dim_v > _WIDE else _KEYS
+    keys = next(n for most, n in _KEYS.items() if spec.head_dim + spec.head_dim_v <= most)
     stages = next(n for n in range(_MOST_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages

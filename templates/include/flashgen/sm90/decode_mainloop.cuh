@@ -25,7 +25,6 @@ namespace flashgen {
 // one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  static_assert(!paged || tile <= 2 * kWarpSize, "the lanes of two warps copy all boxes of a tile");
   // A box has 1 << shift rows. First and last are those with a key that may be read.
   i32 shift;
   Range existing;
@@ -106,36 +105,45 @@ struct DecodeSm90Mainloop {
     const i32 own_bytes = ((boxes.count() + 1 - half) / 2 << boxes.shift) * (Panels::bytes / cfg.tile_kv);
     const auto visited = visited_by<cfg, Mask>(p, item);
     Walk<Mask::has_holes> walk(tiles);
-    LaneBox next = {own << boxes.shift, static_cast<i32>(item.cached.row), 0};
-    const auto find_next = [&]() {
-      walk.advance(thread, visited);
-      if (walk.over() || !has_box) return;
+    const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
       if constexpr (paged) {
         // In place of a box without a key that may be read another one is loaded again.
-        const i32 box = (walk.tile * cfg.tile_kv >> boxes.shift) + own;
+        const i32 box = (tile * cfg.tile_kv >> boxes.shift) + index;
         const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
         const i32 page = key / p.page_size;
-        next.place = key - page * p.page_size;
-        next.page = boxes.existing.size() > 0 ? p.block_table[item.cached.row * p.table_row + page] : 0;
+        const i32 number =
+            boxes.existing.size() > 0 ? p.block_table[item.cached.row * p.table_row + page] : 0;
+        return {index << boxes.shift, number, key - page * p.page_size};
       } else {
-        next.place = item.cached.first_key + walk.tile * cfg.tile_kv;
+        return {0, static_cast<i32>(item.cached.row), item.cached.first_key + tile * cfg.tile_kv};
       }
+    };
+    LaneBox next = {};
+    const auto find_next = [&]() {
+      walk.advance(thread, visited);
+      if (!walk.over() && has_box) next = box_of(walk.tile, own);
     };
     find_next();
 #pragma unroll 1
     for (; !walk.over(); at.advance()) {
       // Page numbers are read one tile ahead, because each copy would wait for them.
       const LaneBox box = next;
+      const i32 tile = walk.tile;
       find_next();
       if (thread.lane == 0) {
         ring().wait_empty(at);
         mbarrier_arrive_expect_tx(ring().full(at), own_bytes);
       }
       warp_sync();
-      if (has_box) {
-        ring_tiles.slot(at.slot())
-            .from_row(box.first_row)
-            .load(map, ring().full(at), box.place, item.head_kv, box.page);
+      const auto load = [&](const LaneBox& some) {
+        const auto rows = ring_tiles.slot(at.slot()).from_row(some.first_row);
+        rows.load(map, ring().full(at), some.place, item.head_kv, some.page);
+      };
+      if (has_box) load(box);
+      if constexpr (paged && cfg.tile_kv > 2 * kWarpSize) {
+        // Pages with an odd number of rows: boxes of one row, more than two warps have lanes.
+#pragma unroll 1
+        for (i32 i = own + 2 * kWarpSize; i < boxes.count(); i += 2 * kWarpSize) load(box_of(tile, i));
       }
     }
   }
