@@ -82,6 +82,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         grid_heads="kv",
         access_bytes=16,
         is_persistent=True,
+        overlaps_predecessor=True,
         counters=COUNTERS,
         boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages) for tensor in "kv"),
         reasons=(f"four warps keep up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),

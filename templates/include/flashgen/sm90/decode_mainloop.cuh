@@ -281,6 +281,9 @@ struct DecodeSm90Mainloop {
       self.ring().init(cfg.producers, kWarpgroupWarps);
       fence_mbarrier_init();
     }
+    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
+    griddep_wait();
+    griddep_launch_dependents();
     if (thread.warp >= cfg.warps) {
       setmaxnreg_dec<cfg.producer_registers>();
       warps_sync<cfg>();
