@@ -19,17 +19,13 @@ FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
   return warp_any(signs != 0);
 }
 
-// out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
-// element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
-// a loop keeps this rare code short.
+// sums += P V of 16 keys without the elements of V that are not finite. Results that an allowed pair brings
+// such an element become NaN. `pairs` is 1 for allowed pairs and 0 for others. A loop keeps this rare code
+// short, so `sums` lies in local memory.
 template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
-  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>& left,
+                                 const LeftFragment<T>& pairs, const Values& values) {
   const u32 ones = pack(T{}, 1.0f, 1.0f);
-  Accumulator<1, blocks> sums;
-#pragma unroll
-  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
 #pragma unroll 1
   for (i32 n = 0; n < blocks; n += 2) {
     RightFragment<T> finite[2];
@@ -44,15 +40,26 @@ FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumul
         finite[i].words[w] &= ~lost;
         bad.words[w] = lost & ones;
       }
-      float (&sum)[4] = sums[0][n + i];
+      float (&sum)[4] = sums[n + i];
       float reached[4] = {};
-      multiply_block<false>(sum, left.fragments[0][0], finite[i]);
-      multiply_block<false>(reached, pairs.fragments[0][0], bad);
+      multiply_block<false>(sum, left, finite[i]);
+      multiply_block<false>(reached, pairs, bad);
       mma_finish();
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? not_a_number<float>() : sum[e];
     }
   }
+}
+
+// The same for O in registers, and P and `allowed` as numbers.
+template <class T, i32 blocks, class Values>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
+                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
+  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+  Accumulator<1, blocks> sums;
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
+  add_careful<T>(sums[0], left.fragments[0][0], pairs.fragments[0][0], values);
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
 }

@@ -36,55 +36,68 @@ struct SlicePlaces {
   FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
 };
 
-// Each lane copies parts of two rows of a slice, 8 apart. Four lanes copy neighboring chunks of a row, which
-// are whole sectors of memory. So a lane needs two addresses, however wide the heads are.
-constexpr i32 kLanesOfRow = 4;
+// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
+// sectors of memory. So a lane needs few addresses, however wide the heads are.
+template <i32 slice_rows>
+struct LaneShare {
+  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
+  // The lane's rows lie this far apart.
+  static constexpr i32 row_step = kWarpSize / lanes_of_row;
+  static constexpr i32 rows = slice_rows / row_step;
+  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
+};
 
-// The places of the lane's two rows.
-template <bool paged>
+// The places of the lane's rows.
+template <bool paged, i32 slice_rows>
 struct LanePlaces {
-  SlicePlaces<paged> rows[2];
+  using Share = LaneShare<slice_rows>;
+  SlicePlaces<paged> rows[Share::rows];
 
   FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
-    const i32 row = thread.lane / kLanesOfRow;
-    return {{places.of_lane(row), places.of_lane(row + 8)}};
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    return found;
   }
 };
 
-// Copies slices of one head of K or V.
-template <i32 head_dim, i32 access_bytes, class Slice>
+// Copies `slice_rows` rows of one head of K or V into a tile.
+template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
 struct SliceCopies {
-  using T = typename Slice::Element;
-  static_assert(Slice::rows == 2 * kWarpSize / kLanesOfRow, "a lane has two rows");
+  using T = typename Tile::Element;
+  using Share = LaneShare<slice_rows>;
 
-  // The lane's first chunk of a row, and where it lies in a slice.
+  // The lane's first chunk of a row, and where it lies in a tile.
   i32 chunk;
-  Cursor<Slice> place;
+  Cursor<Tile> place;
   // That chunk of the row at offset 0.
   const T* data;
 
-  FLASHGEN_DEVICE SliceCopies(const T* head, Thread thread)
-      : chunk(thread.lane % kLanesOfRow),
-        place(0, thread.lane / kLanesOfRow, chunk),
-        data(head + chunk * Slice::chunk_elements) {}
+  // The slice begins at row `first_row` of the tile.
+  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
+      : chunk(thread.lane % Share::lanes_of_row),
+        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
+        data(head + chunk * Tile::chunk_elements) {}
 
   // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
   template <bool paged>
-  FLASHGEN_DEVICE void start(Slice slice, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged>& places) const {
-    constexpr i32 step = kLanesOfRow * Slice::chunk_elements;
-    const u32 start = shared_address(slice.data);
+  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
+                             const LanePlaces<paged, slice_rows>& places) const {
+    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
+    const u32 start = shared_address(tile.data);
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
+    for (i32 h = 0; h < Share::rows; ++h) {
       const SlicePlaces<paged>& row = places.rows[h];
       const T* const from = data + row.offset(page_stride, row_stride);
-      const i32 columns = row.exists() ? head_dim - chunk * Slice::chunk_elements : 0;
+      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
 #pragma unroll
-      for (i32 i = 0; i < ceil_div(Slice::chunks, kLanesOfRow); ++i) {
-        const i32 left = Slice::chunks - i * kLanesOfRow;
-        if (left >= kLanesOfRow || chunk < left)
-          copy_chunk_async<T, access_bytes>(start + place.template offset<true>(8 * h, i * kLanesOfRow),
-                                            from + i * step, columns - i * step);
+      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
+        const i32 left = Tile::chunks - i * Share::lanes_of_row;
+        if (left >= Share::lanes_of_row || chunk < left)
+          copy_chunk_async<T, access_bytes>(
+              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
+              from + i * step, columns - i * step);
       }
     }
   }

@@ -19,7 +19,11 @@
 #include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/careful_product.cuh"
 #include "flashgen/decode/key_slices.cuh"
-#include "flashgen/decode/parts.cuh"
+#include "flashgen/decode/results.cuh"
+#include "flashgen/decode/scheduler.cuh"
+#include "flashgen/decode/scores.cuh"
+#include "flashgen/decode/share.cuh"
+#include "flashgen/decode/visited_tiles.cuh"
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
@@ -94,12 +98,13 @@ struct DecodeMainloop {
     const CacheElement cache = CacheElement::of(p, item, base);
     const i64 row = paged ? 0 : item.cached.row;
     const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
-        p.k + row * p.k_batch + item.head_kv * p.k_head, thread);
+        p.k + row * p.k_batch + item.head_kv * p.k_head, 0, thread);
     const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
-        p.v + row * p.v_batch + item.head_kv * p.v_head, thread);
+        p.v + row * p.v_batch + item.head_kv * p.v_head, 0, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
-    const Range existing = existing_keys<cfg, Mask>(p, item);
-    const auto visited = visited_by<cfg, Mask>(p, item);
+    const VisitedTiles<cfg, Mask, Params> visits{p};
+    const Range existing = visits.existing_keys(item);
+    const auto visited = visits.visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
     SlicePlaces<paged> places;
     const auto find_next = [&](Thread thread) {
@@ -112,7 +117,7 @@ struct DecodeMainloop {
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged>::of(places, thread);
+        const auto own = LanePlaces<paged, kSliceKeys>::of(places, thread);
         keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
         values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
         cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
@@ -189,13 +194,16 @@ struct DecodeMainloop {
   // ---- The block's share of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
-    const i32 row_warps = row_warps_of(assigned.item);
-    const Results results{
-        p, assigned.item, reinterpret_cast<float*>(base + Smem::kMerge), shared().totals, row_warps, thread};
-    compute_parts<cfg>(results, assigned, shares, shared().is_last, [&](Range tiles) {
+    const DecodeItem& item = assigned.item;
+    const i32 row_warps = row_warps_of(item);
+    const Results results{{p, item, shared().totals.of_rows, thread},
+                          reinterpret_cast<float*>(base + Smem::kMerge),
+                          shared().totals.of_warps,
+                          row_warps};
+    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
       Softmax softmax;
-      attend(out, softmax, assigned.item, tiles, row_warps);
+      attend(out, softmax, item, tiles, row_warps);
       results.share(out, softmax);
     });
   }

@@ -2,6 +2,7 @@
 // of exponentials. They are merged exactly, whatever the size of the logits.
 #pragma once
 #include "flashgen/decode/rows.cuh"
+#include "flashgen/decode/team.cuh"
 #include "flashgen/primitives_sm90.cuh"
 
 namespace flashgen {
@@ -48,6 +49,7 @@ struct alignas(8) FloatPair {
 // own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
 // itself.
 struct PartSlots {
+  Team team;
   bool is_fixed;
   i32 count;
   // The item's first unit among those of all items, and the block that begins it.
@@ -55,8 +57,8 @@ struct PartSlots {
   i32 first_block;
 
   FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return first_unit + part;
-    return part == 0 ? 2 * first_block + 1 : 2 * (first_block + part);
+    if (is_fixed) return team.member(first_unit + part);
+    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
   }
 };
 

@@ -9,8 +9,12 @@
 // Units of one key/value head come before those of the next. So blocks share out the many items of short
 // sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
 // has.
+//
+// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
+// tiles of rows. "Block" below is a team where there are any.
 #pragma once
 #include "flashgen/decode/rows.cuh"
+#include "flashgen/decode/team.cuh"
 
 namespace flashgen {
 
@@ -35,14 +39,14 @@ struct SequenceWork {
     if constexpr (!cfg.varies_by_head)
       tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
     tiles.end = larger(tiles.end, tiles.begin + 1);
-    const i32 row_tiles = ceil_div(cached.len_q * p.group, cfg.tile_q);
+    const i32 row_tiles = Team::rounds(p, ceil_div(cached.len_q * p.group, cfg.tile_q));
     const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
     return {cached, tiles, units, (units + extra_units<cfg>(p)) * row_tiles};
   }
 
   template <DecodeConfig cfg, class Params>
   FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
-    const i32 first_row = row_tile * cfg.tile_q;
+    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
@@ -110,6 +114,10 @@ struct ShareCursor {
               larger(begin - extra, 0),
               begin + count - extra,
               first_unit};
+      // The last tiles of rows may be fewer than the blocks of a team.
+      if constexpr (requires { p.team; }) {
+        if (next.item.rows <= 0) continue;
+      }
       return;
     }
     next.exists = false;
@@ -155,15 +163,22 @@ struct DecodeScheduler {
     const i32 all = of_head * p.heads_kv;
     // A part of many rows takes longer to merge, and has to be worth it.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    const i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, grid_dim_x()))};
-    const i32 begin = all_shares.begin(block_idx_x());
+    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
+    if constexpr (requires { p.team; }) {
+      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
+      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
+      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
+      while (least * least < each) ++least;
+    }
+    const Team team = Team::of(p);
+    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
+    const i32 begin = all_shares.begin(team.index());
     const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
       shares = all_shares;
       for (ShareCursor& cursor : cursors) {
         cursor.at = begin;
-        cursor.end = smaller(all, all_shares.begin(block_idx_x() + 1));
+        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {

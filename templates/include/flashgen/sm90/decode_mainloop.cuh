@@ -11,7 +11,9 @@
 //     warpgroup 1                     | S, P, P V of 1  | of 3            |
 #pragma once
 #include "flashgen/decode/cache_element.cuh"
-#include "flashgen/decode/parts.cuh"
+#include "flashgen/decode/results.cuh"
+#include "flashgen/decode/share.cuh"
+#include "flashgen/decode/visited_tiles.cuh"
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/careful_product.cuh"
@@ -99,11 +101,12 @@ struct DecodeSm90Mainloop {
   FLASHGEN_DEVICE void load_tiles(Panels ring_tiles, const TensorMap& map, const DecodeItem& item,
                                   Range tiles, i32 half) {
     // No page outside these keys is read: it may belong to another sequence by now.
-    const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, existing_keys<cfg, Mask>(p, item));
+    const VisitedTiles<cfg, Mask, Params> visits{p};
+    const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
     const i32 own = 2 * thread.lane + half;
     const bool has_box = own < boxes.count();
     const i32 own_bytes = ((boxes.count() + 1 - half) / 2 << boxes.shift) * (Panels::bytes / cfg.tile_kv);
-    const auto visited = visited_by<cfg, Mask>(p, item);
+    const auto visited = visits.visited_by(item);
     Walk<Mask::has_holes> walk(tiles);
     const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
       if constexpr (paged) {
@@ -207,7 +210,8 @@ struct DecodeSm90Mainloop {
     const Logits logits = Score::logits(p);
     // Products have 64 rows in any case. Only warps with rows of the item take exponentials.
     const bool has_rows = row_block < item.row_blocks();
-    const auto visited = visited_by<cfg, Mask>(p, item);
+    const VisitedTiles<cfg, Mask, Params> visits{p};
+    const auto visited = visits.visited_by(item);
     await_queries();
     clear_strip(out);
     softmax.reset();
@@ -254,11 +258,12 @@ struct DecodeSm90Mainloop {
 
   FLASHGEN_DEVICE void compute(DecodeScheduler<cfg, Mask>& scheduler, i32 turn) {
     const Assignment& assigned = scheduler.assignments[turn];
-    const Results results{
-        p,     assigned.item, reinterpret_cast<float*>(base + Smem::kMerge), shared().totals, kWarpgroupWarps,
-        thread};
+    const Results results{{p, assigned.item, shared().totals.of_rows, thread},
+                          reinterpret_cast<float*>(base + Smem::kMerge),
+                          shared().totals.of_warps,
+                          kWarpgroupWarps};
     bool has_fetched = false;
-    compute_parts<cfg>(results, assigned, scheduler.shares, shared().is_last, [&](Range tiles) {
+    compute_share<cfg>(p, assigned, scheduler.shares, shared().is_last, thread, results, [&](Range tiles) {
       Strip<Element::dim_v> out;
       Softmax softmax;
       start_queries(assigned.item);

@@ -1,0 +1,64 @@
+// A block's share of an item: its parts one after another, and the merge of all parts by the last block.
+#pragma once
+#include "flashgen/decode/partials.cuh"
+#include "flashgen/decode/scheduler.cuh"
+
+namespace flashgen {
+
+// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
+// after that loop.
+struct ItemParts {
+  PartSlots slots;
+  // How many blocks share the item.
+  i32 blocks;
+
+  template <class Params>
+  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
+    const i32 first_block = shares.owner(assigned.first_unit);
+    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    const bool is_fixed = p.part_tiles != 0;
+    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
+            blocks};
+  }
+};
+
+// Calls visit(part, tiles) for the parts of a share: those of fixed size one by one (batch_invariant), or all
+// tiles at once.
+template <class Params, class Visit>
+FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
+  const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
+  const auto next = [&](i32 unit) { return p.part_tiles != 0 ? unit + 1 : assigned.end; };
+#pragma unroll 1
+  for (i32 unit = assigned.begin; unit < assigned.end; unit = next(unit)) {
+    const Range tiles = assigned.item.tiles;
+    visit(unit,
+          Range{tiles.begin + unit * unit_tiles, smaller(tiles.end, tiles.begin + next(unit) * unit_tiles)});
+  }
+}
+
+// `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
+// a part, and merges parts. All threads that compute call.
+template <DecodeConfig cfg, class Params, class Results, class Attend>
+FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, const Shares& shares,
+                                   u32& is_last, Thread thread, const Results& results,
+                                   const Attend& attend) {
+  ItemParts parts;
+  for_each_part(p, assigned, [&](i32 unit, Range tiles) {
+    attend(tiles);
+    parts = ItemParts::of(p, assigned, shares);
+    const PartSlots& slots = parts.slots;
+    if (slots.count == 1) {
+      results.store_whole();
+    } else {
+      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
+    }
+    // The next copies overwrite these results, where results take the place of the ring.
+    if constexpr (cfg.producers == 0) block_sync();
+  });
+  const auto& [slots, blocks] = parts;
+  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
+                                                           static_cast<u32>(blocks), is_last, thread)))
+    results.merge(slots);
+}
+
+}  // namespace flashgen

@@ -1,0 +1,39 @@
+// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// device memory, and the others find it in L2.
+#pragma once
+#include "flashgen/element.cuh"
+
+namespace flashgen {
+
+struct Team {
+  i32 size;
+  // This block's number in its team.
+  i32 rank;
+
+  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
+  // one.
+  template <class Params>
+  FLASHGEN_DEVICE static Team of(const Params& p) {
+    if constexpr (requires { p.team; }) {
+      return {p.team, block_idx_x() % p.team};
+    } else {
+      return {1, 0};
+    }
+  }
+  // In how many rounds a team computes so many tiles of rows.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
+    if constexpr (requires { p.team; }) {
+      return ceil_div(tiles, p.team);
+    } else {
+      return tiles;
+    }
+  }
+  // This block's team, and how many there are. Blocks that are left over get no work.
+  FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
+  FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
+  // The member of team `index` that has the same rows as this block.
+  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+};
+
+}  // namespace flashgen
