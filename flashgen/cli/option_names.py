@@ -22,6 +22,7 @@ _SPEC_WORDS = (
     (r"direction='forward'", "--forward-only"),
     (r"\b(deterministic|dropout|varlen)=True", r"--\1"),
     (r"\bpage_scales=True", "--page-scales"),
+    (r"\bqv=True", "--qv"),
     (r"'contiguous', 'paged' or None", "contiguous or paged"),
     (r"None \(or -1\)", "-1"),
     (r"window (left|right)=", lambda match: f"--window {match[1].upper()}="),

@@ -64,6 +64,9 @@ def kernel_options(
         str | None, _option(SPEC, "--cache-dtype", "8-bit keys and values in the cache.", "e4m3|e5m2")
     ] = None,
     page_scales: Annotated[bool, _option(SPEC, "--page-scales", "Each page of the cache has a scale.")] = False,
+    qv: Annotated[
+        bool, _option(SPEC, "--qv", "Values are part of the keys: latent attention to a cache, --head-dim-v to 512.")
+    ] = False,
     decode: Annotated[
         bool,
         _option(SPEC, "--decode", "Steps of few new tokens, by the decode kernel; --cache is paged if it is left out."),
@@ -141,6 +144,7 @@ def kernel_options(
             "cache": cache,
             "cache_dtype": cache_dtype,
             "page_scales": page_scales,
+            "qv": qv,
         },
         spec_file=spec,
         forward={

@@ -122,6 +122,7 @@ def _spec_from_options(
     cache: str | None,
     cache_dtype: str | None,
     page_scales: bool,
+    qv: bool,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("--head-dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -143,6 +144,7 @@ def _spec_from_options(
             cache=cache,  # type: ignore[arg-type]
             cache_dtype=cache_dtype,
             page_scales=page_scales,
+            qv=qv,
         )
     )
 

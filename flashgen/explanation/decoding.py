@@ -34,7 +34,7 @@ def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
         return
     size = f"at most {numbers['kv_bytes']} bytes of keys and values of a sequence, for each key/value head"
     yield labelled("reads", size)
-    yield labelled("", "each key once, for all query heads that share it")
+    yield labelled("", "each key once for a tile of rows: new tokens times the query heads that share it")
     blocks = numbers["most_blocks"]
     one = "one block takes them all" if blocks == 1 else f"up to {blocks} blocks share them, and the last one merges"
     yield labelled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")

@@ -110,7 +110,7 @@ class Explanation:
 
     @property
     def _flops_per_pair(self) -> int:
-        return 2 * (self.spec.head_dim + self.spec.head_dim_v)
+        return 2 * (self.spec.score_dim + self.spec.head_dim_v)
 
     @property
     def _decode_numbers(self) -> dict[str, int]:

@@ -28,13 +28,14 @@ def forward(
     captured: Mapping[str, Any] | None = None,
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
+    qv: Any = None,
 ) -> tuple[Floats, Floats]:
     """``O = softmax(score(scale * Q K^T)) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
 
     q is (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); o is (B, Sq, H, Dv), lse (B, H, Sq). ``captured``
-    replaces tensors that the spec's mask or score was made with.
+    replaces tensors that the spec's mask or score was made with. With ``qv`` scores are of ``Q K^T + Qv V^T``.
     """
-    problem = read_problem(spec, q, k, v, scale=scale)
+    problem = read_problem(spec, q, k, v, scale=scale, qv=qv)
     rules = Rules(spec, problem, captured, dropout, lengths)
     o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
     lse = np.zeros((problem.batch, problem.heads, problem.len_q))

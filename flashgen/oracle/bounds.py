@@ -82,15 +82,17 @@ def bounds(
     dlse: Any = None,
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
+    qv: Any = None,
 ) -> Bounds:
     """The bounds for these inputs; ``exact`` is the oracle's (o, lse) or (o, lse, dq, dk, dv) where known."""
     if exact is None:
         shared: dict[str, Any] = {"scale": scale, "captured": captured, "dropout": dropout, "lengths": lengths}
-        exact = forward(spec, q, k, v, **shared)
+        exact = forward(spec, q, k, v, qv=qv, **shared)
         if do is not None:
             exact = (*exact, *backward(spec, q, k, v, do, dlse=dlse, **shared))
-    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse, dropout=dropout, lengths=lengths)
-    given = read_problem(spec, q, k, v, do, scale=scale)
+    how: dict[str, Any] = {"captured": captured, "dropout": dropout, "lengths": lengths, "qv": qv}
+    result = evaluate(spec, q, k, v, do, scale=scale, dlse=dlse, **how)
+    given = read_problem(spec, q, k, v, do, scale=scale, qv=qv)
     reached = reach(given, Rules(spec, given, captured, dropout, lengths), gradient_of_lse(given, dlse))
     step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
     # Six steps are of these already.

@@ -27,12 +27,13 @@ def forward_cached(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    qv: Any = None,
 ) -> tuple[Floats, Floats]:
     """``(o, lse)`` of queries that attend to what the caches k and v hold."""
     keys, lengths = gathered(q.shape, k, cache, scale=cache.k_scale, page_scales=spec.page_scales)
     values, _ = gathered(q.shape, v, cache, scale=cache.v_scale, page_scales=spec.page_scales)
-    bare = replace(spec, cache=None, cache_dtype=None, page_scales=False)
-    return forward(bare, q, keys, values, scale=scale, captured=captured, lengths=lengths)
+    bare = replace(spec, cache_dtype=None, page_scales=False)
+    return forward(bare, q, keys, values, scale=scale, captured=captured, lengths=lengths, qv=qv)
 
 
 def gathered(

@@ -66,9 +66,15 @@ def read_problem(
     *,
     scale: float | None = None,
     dtype: Any = np.float64,
+    qv: Any = None,
 ) -> Problem:
-    """Check every shape (one ``ArgumentError`` lists all that is wrong) and convert to ``dtype``."""
-    given = {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do})
+    """Check every shape (one ``ArgumentError`` lists all that is wrong) and convert to ``dtype``.
+
+    Values that are keys as well (``qv``) become columns of these: ``Q K^T + Qv V^T = [Q Qv] [K V]^T``.
+    """
+    given = {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do}) | ({} if qv is None else {"qv": qv})
+    if (qv is not None) != spec.qv:
+        raise ArgumentError(f"qv={show(qv)} and a spec with qv={spec.qv} do not go together; pass qv where it is True")
     arrays = {name: array_of(name, value) for name, value in given.items()}
     problems = [
         f"{name} has dtype {a.dtype}; pass real numbers (fp16, bf16, fp32 or fp64)"
@@ -89,7 +95,10 @@ def read_problem(
         raise ArgumentError("\n".join(problems))
     with np.errstate(all="ignore"):
         converted = {name: a.astype(dtype) for name, a in arrays.items()}
-    return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), factor)
+    queries, keys = converted["q"], converted["k"]
+    if qv is not None:
+        queries, keys = (np.concatenate([queries, converted["qv"]], -1), np.concatenate([keys, converted["v"]], -1))
+    return Problem(queries, keys, converted["v"], converted.get("do"), factor)
 
 
 def array_of(name: str, value: Any) -> Array:
@@ -134,4 +143,6 @@ def _shape_violations(spec: AttentionSpec, shapes: dict[str, tuple[int, ...]]) -
         problems.append(f"q has {q[2]} heads and k has {k[2]}; q's must be a multiple of k's")
     if "do" in shapes and shapes["do"] != (*q[:3], spec.head_dim_v):
         problems.append(f"do has shape {shapes['do']}; it must match the output, {(*q[:3], spec.head_dim_v)}")
+    if "qv" in shapes and shapes["qv"] != (*q[:3], spec.head_dim_v):
+        problems.append(f"qv has shape {shapes['qv']}; with this q it must be {(*q[:3], spec.head_dim_v)}")
     return problems

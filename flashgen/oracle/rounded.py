@@ -111,10 +111,11 @@ def evaluate(
     dlse: Any = None,
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
+    qv: Any = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
-    given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
+    given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy(), qv=qv)
     rules = Rules(spec, given, captured, dropout, lengths)
     of_lse = gradient_of_lse(given, dlse).astype(np.float32)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from flashgen.spec.score import Score
 
 MAX_HEAD_DIM = 256
+#: With ``qv`` keys have so many columns at most beside those that they share with values, and values so many. Both
+#: come in steps of the tensor cores, times the warps that share the columns of values.
+MAX_QV_HEAD_DIM, MAX_QV_HEAD_DIM_V = 64, 512
+_QV_STEPS = {"head_dim": 16, "head_dim_v": 64}
 #: Kernels copy rows of an 8-bit cache in steps of so many elements.
 CACHE_STEP = 4
 Direction = Literal["forward", "both"]
@@ -38,6 +42,8 @@ class AttentionSpec:
     ``cache="contiguous"`` or ``"paged"`` builds forward kernels for keys and values in a cache (``KVCache``).
     ``cache_dtype="e4m3"`` or ``"e5m2"`` is for a cache of 8-bit keys and values; queries and outputs have ``dtype``. A
     call's scales are per tensor, per head or per sequence and head, or with ``page_scales=True`` per page.
+    ``qv=True`` builds a kernel for a cache whose values are part of the keys (multi-head latent attention): calls bring
+    a second query ``qv`` of ``head_dim_v`` columns, and the scores are ``Q K^T + Qv V^T``.
     """
 
     head_dim: int
@@ -52,6 +58,7 @@ class AttentionSpec:
     cache: CacheKind | None = field(default=None, kw_only=True)
     cache_dtype: str | None = field(default=None, kw_only=True)
     page_scales: bool = field(default=False, kw_only=True)
+    qv: bool = field(default=False, kw_only=True)
 
     if TYPE_CHECKING:
         # Functions are accepted too, and the fields hold what became of them.
@@ -70,6 +77,7 @@ class AttentionSpec:
             cache: CacheKind | None = None,
             cache_dtype: str | None = None,
             page_scales: bool = False,
+            qv: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -135,8 +143,7 @@ class AttentionSpec:
                 yield self.score.sink
 
     def _violations(self) -> Iterator[str]:
-        same = self.head_dim_v is self.head_dim  # left out: one sentence says it
-        for name in ("head_dim",) if same else ("head_dim", "head_dim_v"):
+        for name in self._given_dims if self.qv is not True else ():
             value = getattr(self, name)
             if not is_whole(value, 1, MAX_HEAD_DIM):
                 yield f"{name}={show(value)} is out of range; use a whole number from 1 to {MAX_HEAD_DIM}"
@@ -157,7 +164,7 @@ class AttentionSpec:
                 )
         if not is_one_of(self.direction, ("forward", "both")):
             yield f"direction={show(self.direction)} is unknown; use 'forward' or 'both'"
-        for name in ("deterministic", "dropout", "varlen", "page_scales"):
+        for name in ("deterministic", "dropout", "varlen", "page_scales", "qv"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 yield f"{name}={show(value)} is not a bool; use True or False"
@@ -170,6 +177,25 @@ class AttentionSpec:
                 if getattr(self, name) is True:
                     yield f"{name}=True and cache={self.cache!r} do not go together; leave one of them out"
         yield from self._cache_violations()
+        if self.qv is True:
+            yield from self._qv_violations()
+
+    @property
+    def _given_dims(self) -> tuple[str, ...]:
+        """The head dims; only one where the other was left out, so that one sentence says what is wrong with both."""
+        return ("head_dim",) if self.head_dim_v is self.head_dim else ("head_dim", "head_dim_v")
+
+    def _qv_violations(self) -> Iterator[str]:
+        for name, most in (("head_dim", MAX_QV_HEAD_DIM), ("head_dim_v", MAX_QV_HEAD_DIM_V)):
+            value, step = getattr(self, name), _QV_STEPS[name]
+            if not is_whole(value, 1, most) or value % step:
+                yield f"{name}={show(value)} and qv=True do not go together; use a multiple of {step} up to {most}"
+        if self.cache is None:
+            yield "qv=True is for a cache; add cache='paged' or cache='contiguous', and direction='forward'"
+        if self.cache_dtype is not None:
+            yield f"cache_dtype={show(self.cache_dtype)} and qv=True do not go together; use a 16-bit cache"
+        if is_one_of(self.dtype, ("fp32",)):
+            yield f"dtype={self.dtype!r} and qv=True do not go together; use dtype='bf16' or 'fp16'"
 
     def _cache_violations(self) -> Iterator[str]:
         dtype = self.cache_dtype
@@ -184,7 +210,7 @@ class AttentionSpec:
             yield f"cache_dtype={dtype!r} is the dtype of a cache; add cache='paged' or cache='contiguous'"
         if is_one_of(self.dtype, ("fp32",)):
             yield f"cache_dtype={dtype!r} needs 16-bit queries; use dtype='bf16' or 'fp16'"
-        for name in ("head_dim",) if self.head_dim_v is self.head_dim else ("head_dim", "head_dim_v"):
+        for name in self._given_dims:
             value = getattr(self, name)
             if is_whole(value, 1, MAX_HEAD_DIM) and value % CACHE_STEP:
                 yield f"{name}={value} and cache_dtype={dtype!r} need a multiple of {CACHE_STEP}; pad the heads"
@@ -201,8 +227,13 @@ class AttentionSpec:
 
     @property
     def default_scale(self) -> float:
-        """1 / sqrt(head_dim), the factor on scores when a call names none."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """1 / sqrt(columns of a product), the factor on scores when a call names none."""
+        return 1.0 / math.sqrt(self.score_dim)
+
+    @property
+    def score_dim(self) -> int:
+        """Columns of the products that scores are made of."""
+        return self.head_dim + self.head_dim_v if self.qv else self.head_dim
 
     @property
     def needs_backward(self) -> bool:
@@ -223,6 +254,7 @@ class AttentionSpec:
         of_dtype = f" of {self.cache_dtype}" if self.cache_dtype else ""
         extras += [f"{self.cache} cache{of_dtype}"] if self.cache else []
         extras += ["a scale for each page"] if self.page_scales else []
+        extras += ["values as keys (qv)"] if self.qv else []
         score = [] if self.score is None else [f"score {self.score.describe()}"]
         return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
 

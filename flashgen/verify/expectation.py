@@ -81,10 +81,13 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     lengths = None if cut is None else cut.used
     q, k, v = inputs.q, inputs.k, inputs.v
     do = inputs.do if spec.needs_backward else None
-    exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
+    exact: tuple[NDArray[np.float64], ...] = forward(
+        spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths, qv=inputs.qv
+    )
     if do is not None:
         exact += backward(spec, q, k, v, do, scale=scale, dlse=inputs.dlse, dropout=dropout, lengths=lengths)
-    strict = bounds(spec, q, k, v, do, scale, exact=exact, dlse=inputs.dlse, dropout=dropout, lengths=lengths)
+    how: dict[str, Any] = {"dlse": inputs.dlse, "dropout": dropout, "lengths": lengths, "qv": inputs.qv}
+    strict = bounds(spec, q, k, v, do, scale, exact=exact, **how)
     limits = tuple(getattr(strict, name) for name in TENSORS[: len(exact)])
     if any_values:
         reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)

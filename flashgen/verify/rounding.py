@@ -43,9 +43,11 @@ def rounding_errors(
         return {name: np.zeros(x.shape) for name, x in zip(TENSORS, exact, strict=False)}
     with np.errstate(all="ignore"):
         q, k, v, do = (_finite(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+        given = read_problem(spec, q, k, v, scale=scale, qv=None if inputs.qv is None else _finite(inputs.qv))
+        q, k = given.q, given.k
         shapes = (do.shape, (q.shape[0], q.shape[2], q.shape[1]), q.shape, k.shape, v.shape)
         found = {name: np.zeros(shape) for name, shape in zip(TENSORS, shapes, strict=True)}
-        rules = Rules(spec, read_problem(spec, q, k, v, scale=scale), dropout=dropout, lengths=lengths)
+        rules = Rules(spec, given, dropout=dropout, lengths=lengths)
         for b, h in np.ndindex(q.shape[0], q.shape[2]):
             h_kv = h * k.shape[2] // q.shape[2]
             kept = rules.kept(b, h)

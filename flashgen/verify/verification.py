@@ -15,7 +15,8 @@ from flashgen.verify.tally import OutputReport, Tally
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
 #: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
 #: where its sequences are packed, all arrays are, and ``sequences=`` says how; where there is a cache, k and v are the
-#: cache, and ``cache=`` says what is in it; where the loss depends on LSE, ``dlse=`` is its gradient.
+#: cache, and ``cache=`` says what is in it; where values are part of the keys, ``qv=`` is the second query; where the
+#: loss depends on LSE, ``dlse=`` is its gradient.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -90,6 +91,7 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
         return expected.judge(packed_results(run(*packed, expected.scale, **more), packing, len_q, len_kv))
     if expected.filling is not None:
         more["cache"] = expected.filling.cache(x.k.shape[2])
+        more |= {} if x.qv is None else {"qv": x.qv}
         filled = enumerate(zip((x.k, x.v), layouts[1:3], strict=True))
         caches = [expected.filling.fill(a, layout, which) for which, (a, layout) in filled]
         return expected.judge(run(x.q, *caches, None, expected.scale, **more))

@@ -197,3 +197,27 @@ def test_every_wrong_argument_is_named():
         forward(spec, q.astype(complex), k, v)
     with pytest.raises(ArgumentError, match="batch 2, q has 1"):
         forward(AttentionSpec(4, head_dim_v=2), q[:, :, :2], np.repeat(k, 2, axis=0), np.repeat(v, 2, axis=0))
+
+
+def test_with_qv_values_are_part_of_the_keys():
+    random = np.random.default_rng(3)
+    spec = AttentionSpec(16, head_dim_v=64, mask=causal(), direction="forward", cache="paged", qv=True)
+    q, qv = random.standard_normal((1, 3, 4, 16)), random.standard_normal((1, 3, 4, 64))
+    k, v = random.standard_normal((1, 7, 2, 16)), random.standard_normal((1, 7, 2, 64))
+    o, lse = forward(spec, q, k, v, qv=qv)
+    for h in range(4):
+        scores = (q[0, :, h] @ k[0, :, h // 2].T + qv[0, :, h] @ v[0, :, h // 2].T) / np.sqrt(16 + 64)
+        weights = np.exp(np.where(np.arange(7) <= np.arange(3)[:, None] + 4, scores, -np.inf))
+        np.testing.assert_allclose(o[0, :, h], weights @ v[0, :, h // 2] / weights.sum(1)[:, None])
+        np.testing.assert_allclose(lse[0, h], np.log(weights.sum(1)))
+
+
+def test_qv_goes_with_specs_that_have_it_and_has_their_shape():
+    spec = AttentionSpec(16, head_dim_v=64, direction="forward", cache="paged", qv=True)
+    q, k, v = np.zeros((1, 3, 4, 16)), np.zeros((1, 7, 2, 16)), np.zeros((1, 7, 2, 64))
+    with pytest.raises(ArgumentError, match="qv=None and a spec with qv=True do not go together; pass qv where it is"):
+        forward(spec, q, k, v)
+    with pytest.raises(ArgumentError, match=r"qv has shape \(1, 3, 4, 16\); with this q it must be \(1, 3, 4, 64\)"):
+        forward(spec, q, k, v, qv=q)
+    with pytest.raises(ArgumentError, match="do not go together"):
+        forward(AttentionSpec(16), q, k, k, qv=q)

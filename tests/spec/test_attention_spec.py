@@ -9,8 +9,8 @@ from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, causal, full
 
 FIELDS = (
-    *("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "page_scales", "cache"),
-    "cache_dtype",
+    *("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "page_scales", "qv"),
+    *("cache", "cache_dtype"),
 )
 HOSTILE = (
     *(
@@ -65,6 +65,7 @@ def test_a_bad_spec_lists_every_violation_once():
             dropout="0.1",
             varlen=None,
             page_scales=0,
+            qv="yes",
             cache="rows",
             cache_dtype="int8",
         )
@@ -116,6 +117,35 @@ def test_an_8_bit_cache_is_described():
     spec = AttentionSpec(64, direction="forward", cache="paged", cache_dtype="float8_e4m3fn", page_scales=True)
     assert spec.cache_dtype == "e4m3"
     assert spec.describe() == "head_dim 64, bf16, full, forward only, paged cache of e4m3, a scale for each page"
+
+
+LATENT = {"head_dim_v": 512, "direction": "forward", "cache": "paged", "qv": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"head_dim_v": 576}, "head_dim_v=576 and qv=True do not go together; use a multiple of 64 up to 512"),
+        ({"head_dim_v": 500}, "head_dim_v=500 and qv=True do not go together; use a multiple of 64 up to 512"),
+        ({"head_dim": 128}, "head_dim=128 and qv=True do not go together; use a multiple of 16 up to 64"),
+        ({"cache": None}, "qv=True is for a cache; add cache='paged' or cache='contiguous', and direction='forward'"),
+        ({"cache_dtype": "e4m3"}, "cache_dtype='e4m3' and qv=True do not go together; use a 16-bit cache"),
+        ({"dtype": "fp32"}, "dtype='fp32' and qv=True do not go together; use dtype='bf16' or 'fp16'"),
+        ({"qv": 1}, "qv=1 is not a bool; use True or False"),
+        ({"qv": False}, "head_dim_v=512 is out of range; use a whole number from 1 to 256"),
+    ],
+)
+def test_values_that_are_keys_and_cannot_be_are_refused(fields, words):
+    with pytest.raises(SpecError, match=words):
+        AttentionSpec(**{"head_dim": 64, **LATENT, **fields})
+
+
+def test_scores_of_values_that_are_keys_have_the_columns_of_both():
+    spec = AttentionSpec(64, **LATENT)
+    assert (spec.score_dim, spec.default_scale) == (576, 1 / 24)
+    assert spec.describe() == "head_dim 64/512, bf16, full, forward only, paged cache, values as keys (qv)"
+    plain = AttentionSpec(64, head_dim_v=128)
+    assert (plain.score_dim, plain.default_scale) == (64, 1 / 8)
 
 
 def test_anything_else_is_a_spec_or_a_spec_error():

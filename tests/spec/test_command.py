@@ -62,6 +62,14 @@ specs = (
         cache_dtype=st.sampled_from(["e4m3", "e5m2"]),
         page_scales=st.booleans(),
     )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 4).map(lambda n: 16 * n),
+        head_dim_v=st.integers(1, 8).map(lambda n: 64 * n),
+        direction=st.just("forward"),
+        cache=st.sampled_from(["contiguous", "paged"]),
+        qv=st.just(True),
+    )
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

@@ -45,6 +45,8 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield f"--cache-dtype {spec.cache_dtype}"
     if spec.page_scales:
         yield "--page-scales"
+    if spec.qv:
+        yield "--qv"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

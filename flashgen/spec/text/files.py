@@ -39,7 +39,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         "deterministic": spec.deterministic,
         **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
         **{name: value for name in ("cache", "cache_dtype") if (value := getattr(spec, name))},
-        **({"page_scales": True} if spec.page_scales else {}),
+        **{name: True for name in ("page_scales", "qv") if getattr(spec, name)},
     }
 
 

@@ -77,19 +77,21 @@ class Case:
         """The arrays, in the spec's dtype; the same for the same case and spec."""
         random = np.random.default_rng([self.seed, *self.name.encode()])
         queries, keys = (self.batch, self.len_q, self.heads), (self.batch, self.len_kv, self.heads_kv)
-        shapes = (
+        shapes: tuple[tuple[int, ...], ...] = (
             (*queries, spec.head_dim),
             (*keys, spec.head_dim),
             (*keys, spec.head_dim_v),
             (*queries, spec.head_dim_v),
         )
+        shapes += ((*queries, spec.head_dim_v),) if spec.qv else ()
         values = [random.standard_normal(shape) for shape in shapes]
         fill_values(self.fill, values, spec, self.scale_for(spec), random)
         dtype = spec.element.numpy()
-        arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
+        layouts = (*self.layouts, self.layouts[0])
+        arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, layouts, strict=False)]
         put_non_finite(self.non_finite, arrays, random)
-        q, k, v, do = arrays
-        return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
+        q, k, v, do, *qv = arrays
+        return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None, qv[0] if qv else None)
 
     def _gradient_of_lse(self) -> NDArray[np.float32] | None:
         """The gradient of LSE, about as large as D = rowsum(dO O); None if the loss depends on O alone."""
@@ -110,6 +112,8 @@ class Inputs:
     do: NDArray[Any]
     #: The gradient of the log-sum-exp, (batch, heads, length), in float32.
     dlse: NDArray[np.float32] | None = None
+    #: The queries for the values of a spec with qv, laid out as q.
+    qv: NDArray[Any] | None = None
 
 
 def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tuple[Case, ...]:

@@ -161,7 +161,7 @@ def _near_diagonal(random: Random, len_q: int) -> int:
 def _layouts(spec: AttentionSpec, random: Random) -> Layouts:
     if random.random() < 0.5:
         return PLAIN
-    # Kernels for an 8-bit cache read whole words, and its heads have scales of their own.
-    left_out = ("unaligned", "one-head") if spec.cache_dtype else ()
+    # Kernels for an 8-bit cache and for values that are keys read whole words, and 8-bit heads have own scales.
+    left_out = ("unaligned", "one-head") if spec.cache_dtype else ("unaligned",) if spec.qv else ()
     kinds = [layout for layout in _LAYOUTS if layout not in left_out]
     return random.choice(kinds), random.choice(kinds), random.choice(kinds), random.choice(kinds)

@@ -27,8 +27,11 @@ _LARGEST_EXACT_PRODUCT = 2**23
 def fill_values(
     kind: Fill, arrays: list[Floats], spec: AttentionSpec, scale: float, random: np.random.Generator
 ) -> None:
-    """Turns the standard normal q, k, v and do into values of that kind."""
-    q, k, v, _ = arrays
+    """Turns the standard normal q, k, v and do, and qv where there is one, into values of that kind."""
+    q, k, v, _, *qv = arrays
+    if qv and kind in ("large_logits", "huge"):
+        for x in (v, *qv):
+            np.clip(np.rint(x), -2, 2, out=x)
     if kind == "spread":  # a row's largest logits stand far above the others
         q *= 6.0
         k *= 6.0
@@ -46,12 +49,12 @@ def fill_values(
         for x in arrays:
             x *= random.random(x.shape) < 0.1
     elif kind == "hidden_nan":
-        _hide_nan(q, k, v, spec)
+        _hide_nan(q, k, v, spec, *qv)
 
 
 def put_non_finite(kind: NonFiniteValues, arrays: list[NDArray[Any]], random: np.random.Generator) -> None:
     """Puts values that are not finite into a few elements."""
-    q, k, v, do = arrays
+    q, k, v, do, *_ = arrays
     if kind == "keys":
         _scatter(k, (np.nan,), random)
         _scatter(v, (np.nan, np.inf, -np.inf), random)
@@ -75,10 +78,10 @@ def _make_logits_large(q: Floats, k: Floats, scale: float) -> None:
     k[..., 0] = 2.0 ** (exponent // 2)
 
 
-def _hide_nan(q: Floats, k: Floats, v: Floats, spec: AttentionSpec) -> None:
+def _hide_nan(q: Floats, k: Floats, v: Floats, spec: AttentionSpec, qv: Floats | None = None) -> None:
     """NaN and inf in the key that the fewest queries may attend to: with a mask, fewer than all."""
     if q.size == 0 or k.size == 0:
         return
-    attending = Rules(spec, read_problem(spec, q, k, v)).allowed(0, 0).sum(axis=0)
+    attending = Rules(spec, read_problem(spec, q, k, v, qv=qv)).allowed(0, 0).sum(axis=0)
     key = int(np.argmin(attending))
     k[:, key, :, 0], v[:, key, :, -1] = np.nan, np.inf
