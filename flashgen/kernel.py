@@ -106,6 +106,7 @@ class Kernel:
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
         return_p: bool = False,
+        qv: Any = None,
     ) -> tuple[Any, ...]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
@@ -114,7 +115,8 @@ class Kernel:
         libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
         place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
         varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and then k and
-        v are that cache. No gradients are recorded.
+        v are that cache. No gradients are recorded. A spec with qv=True needs ``qv`` ``(B, Sq, H, Dv)``; k and v
+        may be views of one buffer.
 
         ``return_p=True`` adds a third result, the probabilities P ``(B, H, Sq, Sk)`` in the spec's dtype, before
         dropout; only kernels of ``algorithm="standard"`` have it.
@@ -124,7 +126,7 @@ class Kernel:
         if self._tensors:
             captured = self._with_defaults(captured)
         executor = self._executor_made or self._executor()
-        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p)
+        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p, qv)
 
     def append(
         self,

@@ -57,9 +57,10 @@ class Executor:
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
         returns_p: bool = False,
+        qv: Any = None,
     ) -> tuple[Any, ...]:
         """``(o, lse)`` of a forward pass, and if asked for P."""
-        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache, returns_p)
+        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache, returns_p, qv)
         if returns_p:
             check_narrowable(found[2])
         made = run(found, q, stream)
@@ -80,10 +81,12 @@ class Executor:
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
         returns_p: bool = False,
+        qv: Any = None,
     ) -> Found:
         """The forward call of these arguments, prepared if there was none like it before."""
         target = self.target
         target.check()
+        arrays: tuple[Any, ...]
         numbers: tuple[int, ...] = ()
         if returns_p:
             check_stored(self._plan, "return_p=True")
@@ -92,6 +95,9 @@ class Executor:
         else:
             side, beside, numbers = self._side.of(dropout, sequences, cache)
             arrays = (*beside, *self._captured(captured), q, k, v)
+        if qv is not None or self.spec.qv:
+            self._check_qv(qv)
+            arrays = (*arrays, qv)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
@@ -154,6 +160,16 @@ class Executor:
         if not captured_gradients:
             return gradients
         return *gradients, dict(zip(self._gradients.names, made[BACKWARD_RESULTS:], strict=False))
+
+    def _check_qv(self, qv: Any) -> None:
+        """ArgumentError if a call brings ``qv`` and the kernel takes none, or the other way round."""
+        if not self.spec.qv:
+            raise ArgumentError("qv was given, but this kernel was built without; build one with qv=True")
+        if qv is None:
+            raise ArgumentError(
+                "qv=None, but this kernel was built with qv=True; pass the queries for the values, "
+                f"(batch, len_q, heads_q, {self.spec.head_dim_v})"
+            )
 
     def _captured(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The captured tensors of a call, which come before its other arguments."""

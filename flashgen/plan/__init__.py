@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import plan_cache, with_cache
+from flashgen.plan.cache import DECODE, plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
 from flashgen.plan.decode.forward import can_decode, check_eight_bits, plan_decode
+from flashgen.plan.decode.latent import check_latent, plan_latent
 from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
@@ -81,6 +82,9 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
     if spec.cache_dtype:
         check_eight_bits(spec, asked, row, access)
         kernels, chosen = (plan_decode(spec, row, access),), Schedule()
+    elif spec.qv:
+        check_latent(spec, asked, row, access)
+        kernels, chosen = (plan_latent(spec, row, access),), Schedule()
     elif asked.algorithm in LINEAGE:
         kernels = plan_lineage(spec, asked, row, access)
         chosen = chosen_lineage_schedule(kernels[-1])
@@ -91,11 +95,12 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         kernels = (plan_forward(spec, asked, row, access),)
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
-    if not spec.cache_dtype and can_prefill(spec, asked, row, access):
+    is_alone = forward.role == DECODE
+    if not is_alone and can_prefill(spec, asked, row, access):
         kernels += (plan_prefill(spec, asked, row),)
-    if can_decode_by_tma(spec, asked, row, access):
+    if not is_alone and can_decode_by_tma(spec, asked, row, access):
         kernels += (plan_decode_sm90(spec, row),)
-    elif not spec.cache_dtype and can_decode(spec, asked, row, access):
+    elif not is_alone and can_decode(spec, asked, row, access):
         kernels += (plan_decode(spec, row, access),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")

@@ -81,9 +81,9 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
 def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
     """The kernels that append new keys and values to the cache, and that combine the results of splits.
 
-    The decode kernel combines them itself, and is alone with an 8-bit cache.
+    The decode kernel combines them itself. Where it is alone, it is the ``forward`` kernel.
     """
-    return (_append(forward),) if forward.spec.cache_dtype else (_append(forward), _combine(forward))
+    return (_append(forward),) if forward.role == DECODE else (_append(forward), _combine(forward))
 
 
 def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:

@@ -90,7 +90,13 @@ GOLDEN: tuple[Golden, ...] = (
         "sm_80",
         ("forward", "decode", "append", "combine"),
     ),
-    # The same with 8-bit keys and values.
+    # Latent attention: values are part of the keys.
+    Golden(
+        AttentionSpec(64, head_dim_v=512, mask=causal(), direction="forward", cache="paged", qv=True),
+        "sm_90a",
+        ("decode",),
+    ),
+    # A cache of 8-bit keys and values.
     Golden(
         AttentionSpec(128, mask=causal(), direction="forward", cache="paged", cache_dtype="e4m3"),
         "sm_90a",

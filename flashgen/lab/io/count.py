@@ -153,7 +153,8 @@ def _run(kernel: Kernel, sizes: Sizes, stored_p: bool, seed: int) -> list[Launch
     dropout = Dropout(0.1, seed) if spec.dropout else None
     if spec.cache:
         k, v, cache = _in_cache(spec, k, v)
-        kernel(q, k, v, cache=cache)
+        qv = normal(sizes.len_q, sizes.heads, spec.head_dim_v) if spec.qv else None
+        kernel(q, k, v, cache=cache, qv=qv)
         return launches
     out, lse, *p = kernel(q, k, v, dropout=dropout, return_p=stored_p)
     if sizes.pass_ == "backward":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import KernelIO
 from flashgen.lab.io.visits import Side, walk
-from flashgen.plan.decode.shares import prefers_decode
+from flashgen.plan.decode.shares import TEAM, prefers_decode, row_tiles, team_size
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 #: Rows of one product by tensor cores.
@@ -45,38 +46,43 @@ def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
     """Whether a call of these sizes runs by the decode kernel."""
     if not attention.has("decode"):
         return False
-    if attention.spec.cache_dtype:
-        # No other kernel reads 8-bit keys.
+    if attention.forward.role == "decode":
+        # No other kernel reads such a cache.
         return True
     return prefers_decode(attention.kernel("decode"), sizes.problem, batch_invariant=False)
 
 
 def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
     """The shares of a call's blocks, as the kernel's scheduler computes them from the lengths."""
-    rows, tile_q = _rows(sizes), int(kernel.constant("tile_q"))
-    items, tiles = _items(sizes, kernel), max(1, _key_tiles(sizes, kernel))
+    rows, tile_q, tiles = _rows(sizes), int(kernel.constant("tile_q")), max(1, _key_tiles(sizes, kernel))
     least = int(kernel.constant("least_tiles")) * -(-min(rows, tile_q) // _ROW_BLOCK)
     most = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
     # An item counts as some tiles more than it has.
     extra = int(kernel.constant("item_tiles"))
     each = extra + tiles
-    units = items * each
-    blocks = max(1, min(units // least, most))
+    team, of_head = team_size(kernel, sizes.problem, most), row_tiles(kernel, sizes.problem)
+    if TEAM in kernel.params.names:
+        least = max(least, math.isqrt(tiles - 1) + 1)
+    rounds = [min(team, of_head - first) for first in range(0, of_head, team)]
+    # The tiles of rows that teams compute at the same time, over all heads and sequences.
+    members = rounds * (sizes.batch * sizes.heads_kv)
+    units = len(members) * each
+    teams = max(1, min(units // least, most // team))
 
     def owner(unit: int) -> int:
-        return ((unit + 1) * blocks - 1) // units
+        return ((unit + 1) * teams - 1) // units
 
-    counts = [owner((i + 1) * each - 1) - owner(i * each + extra) + 1 for i in range(items)]
-    return Split(items, tiles, blocks, sum(counts), sum(n for n in counts if n > 1))
+    counts = [(owner((i + 1) * each - 1) - owner(i * each + extra) + 1, size) for i, size in enumerate(members)]
+    parts, shared = (sum(n * size for n, size in counts if n > least_parts) for least_parts in (0, 1))
+    return Split(sum(members), tiles, teams * team, parts, shared)
 
 
 def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
     """Each key and value moves once for all rows of a tile; parts of a row go through memory where blocks share it."""
     spec, split = sizes.spec, split_of(sizes, kernel)
-    row_tiles = split.items // (sizes.batch * sizes.heads_kv)
-    keys = row_tiles * _keys(sizes, kernel)
-    # Each warp loads the rows that it multiplies, whether they exist or not.
-    queries = split.parts * int(kernel.constant("warps")) * _ROW_BLOCK
+    keys = row_tiles(kernel, sizes.problem) * _keys(sizes, kernel)
+    # All rows of a tile are loaded, whether they exist or not.
+    queries = split.parts * int(kernel.constant("tile_q"))
     rows = split.shared_parts * part_rows(sizes, kernel)
     columns = -(-spec.head_dim_v // _ROW_BLOCK) * _ROW_BLOCK
     looks = FLOAT_BYTES * _LANES_PER_ROW * int(kernel.constant("warps"))
@@ -85,6 +91,8 @@ def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
         "K": keys * spec.head_dim * spec.cache_element.bytes,
         "V": keys * spec.head_dim_v * spec.cache_element.bytes,
     }
+    if spec.qv:
+        reads["Qv"] = queries * spec.head_dim_v * sizes.item
     writes = {"O": sizes.o, "LSE": sizes.row_floats}
     if rows:
         reads |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * (FLOAT_BYTES + _TOTAL_BYTES + looks)}
@@ -100,10 +108,6 @@ def part_rows(sizes: Sizes, kernel: KernelPlan) -> int:
 def _rows(sizes: Sizes) -> int:
     """Rows of a key/value head: the new tokens times the query heads that share it."""
     return sizes.len_q * (sizes.heads // sizes.heads_kv)
-
-
-def _items(sizes: Sizes, kernel: KernelPlan) -> int:
-    return sizes.batch * sizes.heads_kv * -(-_rows(sizes) // int(kernel.constant("tile_q")))
 
 
 def _key_tiles(sizes: Sizes, kernel: KernelPlan) -> int:

@@ -8,6 +8,7 @@ DQ_SUM = "dQ in float32"
 #: By the name of a kernel's parameter.
 _SHOWN = {
     "q": "Q",
+    "qv": "Qv",
     "k": "K",
     "v": "V",
     "o": "O",

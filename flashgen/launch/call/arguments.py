@@ -19,6 +19,7 @@ _LAYOUTS = {
     "q": "(batch, len_q, heads_q, head_dim)",
     "k": "(batch, len_kv, heads_kv, head_dim)",
     "v": "(batch, len_kv, heads_kv, head_dim_v)",
+    "qv": "(batch, len_q, heads_q, head_dim_v)",
     "k_cache": "(rows or pages, keys, heads_kv, head_dim)",
     "v_cache": "(rows or pages, keys, heads_kv, head_dim_v)",
     "out": "(batch, len_q, heads_q, head_dim_v)",
@@ -41,15 +42,25 @@ def check_scale(scale: object) -> float:
 
 
 def check_forward(
-    spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, *, on_host: bool, cached: bool = True
+    spec: AttentionSpec,
+    q: ArrayInfo,
+    k: ArrayInfo,
+    v: ArrayInfo,
+    qv: ArrayInfo | None = None,
+    *,
+    on_host: bool,
+    cached: bool = True,
 ) -> Problem:
     """The sizes of a forward call, or an ArgumentError that lists what is wrong.
 
     ``cached``: with a cache, k and v are it.
     """
     of_cache = spec.cache_element if cached else spec.element
-    _raise_if_any(chain(_common(spec, (q,), on_host, q), _common(spec, (k, v), on_host, q, of_cache)))
+    queries = (q,) if qv is None else (q, qv)
+    _raise_if_any(chain(_common(spec, queries, on_host, q), _common(spec, (k, v), on_host, q, of_cache)))
     _raise_if_any(_shapes(spec, q, k, v))
+    if qv is not None and qv.shape != (*q.shape[:3], spec.head_dim_v):
+        raise ArgumentError(f"qv has shape {qv.shape}; with this q it must be {(*q.shape[:3], spec.head_dim_v)}")
     batch, len_q, heads_q, _ = q.shape
     return Problem(batch, heads_q, k.shape[2], len_q, k.shape[1])
 

@@ -15,9 +15,10 @@ from flashgen.plan.varlen import STARTS
 from flashgen.spec import Mask
 
 _LAYOUTS = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_dim)", "lse": "(heads_q, total_q)"}
-_LAYOUTS |= {"dlse": _LAYOUTS["lse"], "v": "(total_k, heads_kv, head_dim_v)"} | dict.fromkeys(
-    ("out", "do"), "(total_q, heads_q, head_dim_v)"
-)
+_LAYOUTS |= {"dlse": _LAYOUTS["lse"], "v": "(total_k, heads_kv, head_dim_v)"}
+_LAYOUTS |= dict.fromkeys(("out", "do", "qv"), "(total_q, heads_q, head_dim_v)")
+#: The arguments with a row for each query.
+_QUERIES = ("q", "qv")
 #: What each pass writes, by row.
 _WRITTEN: Mapping[Pass, tuple[str, ...]] = {"forward": ("o", "lse"), "backward": ("dq", "dk", "dv")}
 _VARLEN = "this kernel was built with varlen=True"
@@ -35,7 +36,9 @@ def as_batch(infos: Sequence[ArrayInfo], because: str = _VARLEN) -> list[ArrayIn
 
 def queries_as_batch(infos: Sequence[ArrayInfo]) -> list[ArrayInfo]:
     """The arrays of a call with a cache, whose queries alone are packed."""
-    return [*as_batch(infos[:1], "the call has cache.cu_seqlens_q"), *infos[1:]]
+    packed = as_batch([info for info in infos if info.name in _QUERIES], "the call has cache.cu_seqlens_q")
+    by_name = {info.name: info for info in packed}
+    return [by_name.get(info.name, info) for info in infos]
 
 
 def without_batch(outputs: Sequence[Output]) -> tuple[Output, ...]:

@@ -60,7 +60,7 @@ from flashgen.plan.splits import prefers_prefill, with_splits
 from flashgen.spec import AttentionSpec
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
-    "forward": ("q", "k", "v"),
+    "forward": ("q", "k", "v", "qv"),
     "backward": ("do", "q", "k", "v", "out", "lse", "dlse"),
 }
 _ROLES: dict[Pass, tuple[Role, ...]] = {"forward": FORWARD_ROLES, "backward": BACKWARD_ROLES}
@@ -179,7 +179,7 @@ class Preparer:
     ) -> Role:
         """The kernel that a call with a cache runs by."""
         invariant = request.side.batch_invariant
-        if self._spec.cache_dtype:
+        if "forward" not in kernels:
             check_units(kernels[DECODE].plan, problem)
             return DECODE
         decode = kernels.get(DECODE)

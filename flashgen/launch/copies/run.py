@@ -55,6 +55,8 @@ def _run_on_gpu(
     **more: Any,
 ) -> Sequence[Any]:
     q, k, v, do, dlse = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do, dlse))
+    if "qv" in more:
+        more["qv"] = to_device(more["qv"], ordinal)
     captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
     for option, names in (("sequences", (*STARTS, *COUNTS)), ("cache", _OF_CACHE)):
         if option in more:

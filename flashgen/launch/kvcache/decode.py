@@ -8,7 +8,7 @@ from flashgen.launch.call.call_options import Side
 from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Output, started_grid
 from flashgen.launch.target import Ready
-from flashgen.plan.decode.shares import part_slots, part_tiles, slot_rows
+from flashgen.plan.decode.shares import TEAM, part_slots, part_tiles, slot_rows, team_size
 from flashgen.plan.decode.tiles import padded_dims
 from flashgen.plan.model.plans import Problem
 
@@ -29,4 +29,6 @@ class Parts(NamedTuple):
         count = part_slots(plan, problem, tiles, blocks) * rows
         _, columns = padded_dims(plan.spec)
         outputs = Output("o_partial", (count * columns,), "fp32"), Output("row_partial", (count * 2,), "fp32")
-        return cls({"part_tiles": tiles, "slot_rows": rows}, outputs if count else ())
+        values: dict[str | None, Value] = {"part_tiles": tiles, "slot_rows": rows}
+        values[TEAM] = team_size(plan, problem, blocks)
+        return cls(values, outputs if count else ())

@@ -15,6 +15,9 @@ _MOST_QUERIES = 63
 _LEAST_GROUP_IN_PAGES, _LEAST_GROUP = 2, 8
 #: With fewer sequences times key/value heads the forward kernel leaves multiprocessors idle.
 _MANY_ITEMS = 64
+#: The parameter of kernels whose blocks form teams, the largest team, and the share of its blocks that have rows.
+TEAM = "team"
+_LARGEST_TEAM, _LEAST_USED = 4, 0.8
 #: Kernels count tiles in 32 bits.
 _MOST_UNITS = 2**31 - 1
 #: Keys of a part with ``batch_invariant=True``: enough to hide the merge of parts.
@@ -57,7 +60,26 @@ def part_slots(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int)
     """How many parts the workspace holds: ``parts_of`` are the tiles of a part, ``blocks`` those of the grid."""
     if not parts_of:
         return 2 * blocks
-    return _items(decode, problem) * -(-_key_tiles(decode, problem) // parts_of)
+    team = team_size(decode, problem, blocks)
+    items = problem.batch * problem.heads_kv * team * -(-row_tiles(decode, problem) // team)
+    return items * -(-_key_tiles(decode, problem) // parts_of)
+
+
+def team_size(decode: KernelPlan, problem: Problem, blocks: int) -> int:
+    """How many of the grid's blocks go over the same keys at the same time, each for other tiles of rows.
+
+    Too few members idle at the end of a sequence to matter.
+    """
+    if TEAM not in decode.params.names:
+        return 1
+    tiles = row_tiles(decode, problem)
+    sizes = (size for size in range(min(_LARGEST_TEAM, tiles, blocks), 1, -1) if _used(tiles, size) >= _LEAST_USED)
+    return next(sizes, 1)
+
+
+def _used(tiles: int, team: int) -> float:
+    """The share of a team's blocks that have rows, over all rounds."""
+    return tiles / (team * -(-tiles // team))
 
 
 def slot_rows(decode: KernelPlan, problem: Problem) -> int:
@@ -69,10 +91,14 @@ def _rows(problem: Problem) -> int:
     return problem.len_q * problem.heads_q // max(problem.heads_kv, 1)
 
 
+def row_tiles(decode: KernelPlan, problem: Problem) -> int:
+    """Tiles of rows of a key/value head of the longest sequence."""
+    return -(-_rows(problem) // int(decode.constant("tile_q")))
+
+
 def _items(decode: KernelPlan, problem: Problem) -> int:
     """Tiles of rows of all key/value heads and sequences, at most."""
-    tiles = -(-_rows(problem) // int(decode.constant("tile_q")))
-    return problem.batch * problem.heads_kv * tiles
+    return problem.batch * problem.heads_kv * row_tiles(decode, problem)
 
 
 def _units(decode: KernelPlan, problem: Problem) -> int:

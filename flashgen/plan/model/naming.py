@@ -36,7 +36,7 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     parts += [f"score{_digest(spec.score.plain())}" if spec.score is not None else "", *words]
     parts.append("varlen" if spec.varlen else "")
     parts.append({None: "", "contiguous": "cache", "paged": "pages"}[spec.cache])
-    parts += [spec.cache_dtype or "", "scaled" if spec.page_scales else ""]
+    parts += [spec.cache_dtype or "", "scaled" if spec.page_scales else "", "qv" if spec.qv else ""]
     parts.append("dropout" if spec.dropout and role not in ("prepare", "finish") else "")
     parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
     return "_".join(p for p in parts if p)

@@ -16,6 +16,7 @@ _NOTES = {
     "row_partial": "of each row of a part: the reference maximum, and the sum of exponentials",
     "part_tiles": "tiles of keys of a part; 0: blocks share all tiles equally",
     "slot_rows": "rows of a part in o_partial",
+    "team": "blocks that go over the same keys at the same time, each for other rows",
     "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)",
     "row_sums": "l so far, (batch, heads_q, len_q)",
     "row_maxima": "m so far, (batch, heads_q, len_q)",
@@ -113,6 +114,15 @@ DECODE_FORWARD = _table(
     ("o",),
     row_writes=("lse", "o_partial", "row_partial"),
     sizes=(*_SIZES, "part_tiles", "slot_rows"),
+    scales=("scale", "scale_log2"),
+    counts=("counter",),
+)
+#: The same with a second query, for values that are part of the keys.
+LATENT_FORWARD = _table(
+    ("q", "k", "v", "qv"),
+    ("o",),
+    row_writes=("lse", "o_partial", "row_partial"),
+    sizes=(*_SIZES, "part_tiles", "slot_rows", "team"),
     scales=("scale", "scale_log2"),
     counts=("counter",),
 )

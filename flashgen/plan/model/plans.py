@@ -220,8 +220,8 @@ class AttentionPlan:
 
     @property
     def forward(self) -> KernelPlan:
-        """The kernel for any forward call; with an 8-bit cache that is the decode kernel."""
-        return self.kernel("decode" if self.spec.cache_dtype else "forward")
+        """The kernel for any forward call; where no other reads the cache, that is the decode kernel."""
+        return self.kernel("forward" if self.has("forward") else "decode")
 
     @property
     def stores_probabilities(self) -> bool:

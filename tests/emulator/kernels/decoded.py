@@ -21,17 +21,22 @@ PAGE_SIZE = 7
 #: Maxima of different parts of the keys then differ by much.
 QUERIES = 4.0
 TOLERANCE = 1e-2
+#: Where blocks form teams: enough for several teams, which share the keys of a sequence.
+MULTIPROCESSORS = 6
 
 
 def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end", **options: Any) -> list[str]:
     """What is wrong after the decode kernel of a case, as it is edited."""
     kernel = edited(case, edits)
     kernel.target.options = {**options, "guard": at}  # type: ignore[attr-defined]
+    if case.spec.qv:
+        kernel.target.multiprocessors = lambda _: MULTIPROCESSORS  # type: ignore[attr-defined]
     x, cache = problem(case, data_seed)
     if case.spec.cache_dtype is not None and (wrong := appended_wrongly(kernel, case, x, cache)):
         return wrong
-    found = dict(zip(("o", "lse"), kernel(x["q"], x["k"], x["v"], cache=cache), strict=True))
-    exact = dict(zip(("o", "lse"), oracle.forward_cached(case.spec, x["q"], x["k"], x["v"], cache), strict=True))
+    found = dict(zip(("o", "lse"), kernel(x["q"], x["k"], x["v"], cache=cache, qv=x.get("qv")), strict=True))
+    made = oracle.forward_cached(case.spec, x["q"], x["k"], x["v"], cache, qv=x.get("qv"))
+    exact = dict(zip(("o", "lse"), made, strict=True))
     return [
         name
         for name, value in found.items()
@@ -69,11 +74,13 @@ def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
     table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
     q = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim))
     x = {"q": (QUERIES * q).astype(dtype)}
-    for name in ("k", "v"):
-        x[name] = np.full((batch * pages, PAGE_SIZE, case.heads_kv, case.spec.head_dim), np.nan, dtype)
+    if case.spec.qv:
+        x["qv"] = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim_v)).astype(dtype)
+    for name, dim in (("k", case.spec.head_dim), ("v", case.spec.head_dim_v)):
+        x[name] = np.full((batch * pages, PAGE_SIZE, case.heads_kv, dim), np.nan, dtype)
         for b, length in enumerate(SEQLENS):
             place = np.arange(pads[b], length)
-            values = random.standard_normal((len(place), case.heads_kv, case.spec.head_dim)).astype(dtype)
+            values = random.standard_normal((len(place), case.heads_kv, dim)).astype(dtype)
             if name == "v" and case.infinite_value_from_end and len(values):
                 values[-case.infinite_value_from_end, :, 3] = np.nan
             x[name][table[b, place // PAGE_SIZE], place % PAGE_SIZE] = values

@@ -41,6 +41,7 @@ STANDARD = Schedule(algorithm="standard")
 
 DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cache="paged")
 E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
+LATENT = AttentionSpec(16, head_dim_v=64, dtype="fp16", mask=causal(), direction="forward", cache="paged", qv=True)
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: Sequences of two tiles and more, of one row, of no queries and of no keys. Some do not use all of their rows.
@@ -104,6 +105,10 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (3, 0),
         {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1, "arch": "sm_90a"},
     ),
+    # Five tiles of rows: two rounds of teams of three blocks, one of which has no rows at the end.
+    "latent": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1}),
+    "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3}),
+    "latent, non-finite value": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "infinite_value_from_end": 1}),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (
         AttentionSpec(64, dtype="fp16", deterministic=True),

@@ -40,6 +40,21 @@ def test_the_model_is_what_the_emulator_counts(call: tuple[Any, ...]) -> None:
     assert found.error < 0.06
 
 
+#: New tokens, keys, sequences and heads: one tile of rows, a team of two, and two rounds of three.
+LATENT = {"a tile": (1, 500, 2, 40), "a team": (1, 700, 2, 128), "rounds": (5, 300, 1, 64)}
+
+
+@pytest.mark.parametrize("call", LATENT.values(), ids=LATENT)
+def test_latent_vectors_are_counted_once_for_64_rows(call: tuple[int, ...]) -> None:
+    len_q, len_kv, batch, heads = call
+    spec = fg.AttentionSpec(32, head_dim_v=128, dtype="fp16", direction="forward", cache="paged", qv=True)
+    found = fg.lab.count_io(spec, len_q, len_kv, batch=batch, heads=heads, heads_kv=1, arch="sm_90a")
+    (counted,), (model,) = found.counted.kernels, found.model.kernels
+    for side, own in ((counted.reads, model.reads), (counted.writes, model.writes)):
+        assert {name: count for name, count in side.items() if name != "counters and flags"} == own
+    assert model.reads["V"] == -(-len_q * heads // 64) * batch * len_kv * 128 * 2
+
+
 @pytest.mark.parametrize("len_q", [1, 100])
 @pytest.mark.parametrize("fields", [{"cache_dtype": "e4m3"}, {"cache_dtype": "e5m2", "page_scales": True}], ids=str)
 def test_8_bit_keys_are_counted_as_such(len_q: int, fields: dict[str, Any]) -> None:

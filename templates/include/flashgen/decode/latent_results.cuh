@@ -1,0 +1,61 @@
+// Results of the latent kernel, from the registers of warps that have some columns of all rows each.
+#pragma once
+#include "flashgen/decode/row_results.cuh"
+
+namespace flashgen {
+
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
+struct LatentResults {
+  using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
+  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
+  static constexpr i32 own_blocks = Rows::out_blocks / cfg.warps;
+  using Output = Accumulator<row_blocks, own_blocks>;
+
+  Rows rows;
+  const Output& out;
+
+  // Leaves a part's results in its slot.
+  FLASHGEN_DEVICE void store_part(i32 slot) const {
+    const auto partials = Partials<Rows::out_blocks>::of(rows.p);
+    rows.store_totals(partials, slot);
+    for_each_row([&](i32 row, i32 m, i32 h) {
+#pragma unroll
+      for (i32 n = 0; n < own_blocks; ++n)
+        *reinterpret_cast<FloatPair*>(partials.pair(slot, first_block() + n, row, rows.thread.column())) =
+            pair_of(m, n, h);
+    });
+  }
+
+  // Writes O and L of the whole item.
+  FLASHGEN_DEVICE void store_whole() const {
+    for_each_row([&](i32 row, i32 m, i32 h) {
+      const auto finished = rows.with_sink(row, rows.totals[row]);
+#pragma unroll
+      for (i32 n = 0; n < own_blocks; ++n)
+        rows.store_result(row, first_block() + n, pair_of(m, n, h), finished);
+    });
+  }
+
+  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+
+ private:
+  FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp * own_blocks; }
+  FLASHGEN_DEVICE FloatPair pair_of(i32 m, i32 n, i32 h) const {
+    return {{out[m][n][2 * h], out[m][n][2 * h + 1]}};
+  }
+
+  // Calls visit(row, m, h) for each of the lane's rows of the tile that exist: row m * 16 + l/4 + 8 h.
+  template <class Visit>
+  FLASHGEN_DEVICE void for_each_row(const Visit& visit) const {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const i32 row = m * kRowBlock + rows.thread.row() + 8 * h;
+        if (row < rows.item.rows) visit(row, m, h);
+      }
+    }
+  }
+};
+
+}  // namespace flashgen
