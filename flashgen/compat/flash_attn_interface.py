@@ -140,6 +140,11 @@ def _split_heads(qkv: Any, heads: int) -> Any:
 
 
 def _refuse(**options: Any) -> None:
+    if options.get("qv") is not None:
+        raise ArgumentError(
+            "qv is for caches; use flash_attn_with_kvcache(q, k_cache=k, v_cache=v, qv=qv), or flashgen.attention with "
+            "cache=flashgen.KVCache()"
+        )
     for name, value in options.items():
         if value is not None:
             raise ArgumentError(f"{name} is not supported; pass None")

@@ -106,18 +106,19 @@ def with_kvcache(
     return_lse: bool,
     starts_new: Any = None,
     page_scales: bool = False,
+    qv: Any = None,
     key: CallKey | None = None,
 ) -> Any:
     """What both generations' functions do; ``starts_new`` says where packed new keys begin."""
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
+    of_call = {"k": k, "v": v, "qv": qv, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
     of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
     of_call |= {"cu_seqlens_k_new": starts_new, "k_descale": cache.k_scale, "v_descale": cache.v_scale}
     if rotary is not None:
         of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
     check_tensors(**{name: x for name, x in of_call.items() if x is not None})
     _check_ranks(4, k_cache=k_cache, v_cache=v_cache)
-    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q)
+    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q, qv=qv)
     _check_ranks(4 if starts_new is None else 3, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
@@ -131,6 +132,7 @@ def with_kvcache(
     limits = limits_of(causal, window_size)
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
     given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new, "page_scales": page_scales}
+    given["qv"] = qv
     wanted = RESULTS if return_lse else RESULTS[:1]
     program, captured = program_for(form, tensors)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, program, captured, **given, key=key, wanted=wanted)

@@ -11,8 +11,6 @@ from flashgen.errors import ArgumentError
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import replayed
 
-_REFUSED = ("qv", "q_descale")
-
 
 def flash_attn_with_kvcache(
     q: Any,
@@ -56,12 +54,15 @@ def flash_attn_with_kvcache(
     ``cu_seqlens_k_new[i + 1]`` come behind the keys of sequence i. Without k it means nothing.
     ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
-    own. ``k_descale`` and ``v_descale`` are for caches in float8 beside 16-bit q, as in flash-attn 2's function here.
+    own. With ``qv`` ``(B, Sq, H, Dv)``, or packed as q is, values are part of the keys and up to 512 wide. The scores
+    are then ``q k^T + qv v^T``, and ``softmax_scale`` defaults to ``1 / sqrt(D + Dv)``. ``k_descale`` and ``v_descale``
+    are for caches in float8 beside 16-bit q, as in flash-attn 2's function here.
     ``scheduler_metadata`` is that of ``get_scheduler_metadata``, or None. ``pack_gqa`` and ``sm_margin`` say how that
     library is to compute, and mean nothing here. That library lacks ``batch_invariant``, which is that of
     ``flashgen.KVCache``, and ``page_scales``.
     """
-    _refuse(qv, q_descale)
+    if q_descale is not None:
+        raise ArgumentError("q_descale is not supported; pass None")
     if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
         flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
         check_flags(causal=causal, **flags, page_scales=page_scales)
@@ -69,7 +70,7 @@ def flash_attn_with_kvcache(
         cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
     scales = k_descale, v_descale
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q, *scales
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q, *scales, qv
     masking = causal, window_size, attention_chunk, softcap
     how = num_splits, batch_invariant, page_scales, max_seqlen_q, return_softmax_lse
     key = given, ("FA3 kvcache", softmax_scale, *masking, rotary_interleaved, *how)
@@ -93,11 +94,6 @@ def flash_attn_with_kvcache(
         attention_chunk=attention_chunk,
         return_lse=return_softmax_lse,
         starts_new=starts_new,
+        qv=qv,
         key=key,
     )
-
-
-def _refuse(*values: Any) -> None:
-    for name, value in zip(_REFUSED, values, strict=True):
-        if value is not None:
-            raise ArgumentError(f"{name} is not supported; pass None")

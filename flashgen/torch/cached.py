@@ -28,6 +28,12 @@ def check_cached(cache: object, dropout_p: float, sequences: Sequences | None) -
         raise ArgumentError("sequences does not go with cache; pack queries by cache=KVCache(cu_seqlens_q=...)")
 
 
+def check_qv(cache: KVCache | None) -> None:
+    """ArgumentError for a second query without a cache."""
+    if cache is None:
+        raise ArgumentError("qv is for a cache, whose values are part of the keys; pass cache=flashgen.KVCache(), too")
+
+
 def check_page_scales(page_scales: object, cache: KVCache | None) -> None:
     """ArgumentError for a flag that is none, or that has no cache to go with."""
     check_flags(page_scales=page_scales)
@@ -44,24 +50,30 @@ def attend_cached(
     captured: Sequence[Any],
     scale: float | None,
     scales: Scales = NO_SCALES,
+    qv: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``: a call like one before is replayed. ``scales`` take the place of the cache's."""
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
     counts = cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, scales.of_pages
-    given = q, k, v, *captured, *places, scales.k, scales.v
+    given = q, k, v, *captured, *places, scales.k, scales.v, qv
     key = given, ("cache", program.rule, scale, len(captured), *counts)
     found = replayed(key)
     if found is not None:
         return found[0], found[1]
-    _check(q, k, v, cache)
+    _check(q, k, v, cache, qv)
     cache = replace(cache, k_scale=scales.k, v_scale=scales.v)
-    return attend_to_cache(q, k, v, cache, program, captured, scale=scale, page_scales=scales.of_pages, key=key)
+    how: dict[str, Any] = {"scale": scale, "page_scales": scales.of_pages, "qv": qv}
+    return attend_to_cache(q, k, v, cache, program, captured, **how, key=key)
 
 
-def _check(q: Any, k: Any, v: Any, cache: KVCache) -> None:
+def _check(q: Any, k: Any, v: Any, cache: KVCache, qv: Any) -> None:
     check_dense(q=q, k=k, v=v)
     rank = 4 if cache.cu_seqlens_q is None else 3
-    for name, x, wanted in (("q", q, rank), ("k", k, 4), ("v", v, 4)):
+    ranks = [("q", q, rank), ("k", k, 4), ("v", v, 4)]
+    if qv is not None:
+        check_dense(qv=qv)
+        ranks.append(("qv", qv, rank))
+    for name, x, wanted in ranks:
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
         if x.dim() != wanted:

@@ -10,7 +10,7 @@ import torch
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Sequences
-from flashgen.torch.cached import attend_cached, check_cached, check_page_scales
+from flashgen.torch.cached import attend_cached, check_cached, check_page_scales, check_qv
 from flashgen.torch.function import call_kernel
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.attention import call_operator
@@ -40,6 +40,7 @@ def attention(
     sequences: Sequences | None = None,
     cache: KVCache | None = None,
     page_scales: bool = False,
+    qv: Any = None,
 ) -> Any:
     """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
@@ -59,12 +60,15 @@ def attention(
     With ``cache``, a ``flashgen.KVCache``, k and v are a cache, contiguous or in pages. It says how many keys each
     sequence has and where they lie. There are no gradients and no dropout. ``flashgen.flash_attn_with_kvcache``
     also puts new keys into the cache. A cache may be in float8, beside 16-bit queries; with ``page_scales`` it has a
-    scale for each page.
+    scale for each page. With ``qv`` ``(B, Sq, H, Dv)`` values are part of the keys: the scores are ``q k^T + qv v^T``,
+    and ``scale`` defaults to 1/sqrt(D + Dv).
     """
     if cache is not None:
         check_cached(cache, dropout_p, sequences)
     if page_scales is not False:
         check_page_scales(page_scales, cache)
+    if qv is not None:
+        check_qv(cache)
     if type(dropout_p) is not float:
         dropout_p = number_of("dropout_p", dropout_p)
     if type(return_lse) is not bool:
@@ -78,6 +82,8 @@ def attention(
         names = rows if sequences is None else packed
         q = _swapped("q", q, names if cache is None or cache.cu_seqlens_q is None else packed)
         k, v = _swapped("k", k, names), _swapped("v", v, names)
+        if qv is not None and cache is not None:
+            qv = _swapped("qv", qv, names if cache.cu_seqlens_q is None else packed)
     if sequences is not None:
         check_sequences(sequences)
     # How many keys a sequence has is known on the device alone, so a tensor of all pairs cannot be checked.
@@ -86,7 +92,7 @@ def attention(
         out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
     else:
         scales = Scales(cache.k_scale, cache.v_scale, page_scales)
-        out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales)
+        out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales, qv)
     if layout == "bhsd":
         out = out.transpose(-3, -2)
     return (out, lse) if return_lse else out

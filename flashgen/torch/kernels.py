@@ -16,7 +16,7 @@ from flashgen.launch.arrays.array import HOST, dtype_name
 from flashgen.launch.driver.cuda import get_driver
 from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, KVCache
-from flashgen.spec.attention import CacheKind
+from flashgen.spec.attention import MAX_HEAD_DIM, CacheKind
 from flashgen.torch.program import Limits, Program, spec_of
 from flashgen.torch.replay import forget_host
 from flashgen.torch.sdpa.switch import Switch
@@ -67,10 +67,12 @@ def forward_kernel(
     return kernel_for(q, v, program, gradients=False, deterministic=False, drops=drops, packed=packed)
 
 
-def cached_kernel_for(q: Any, v_cache: Any, program: Program, cache: CacheKind, *, page_scales: bool = False) -> Kernel:
+def cached_kernel_for(
+    q: Any, v_cache: Any, program: Program, cache: CacheKind, *, page_scales: bool = False, has_qv: bool = False
+) -> Kernel:
     """The kernel for queries that attend to a cache, on their device."""
-    dims = q.shape[-1], v_cache.shape[-1]
-    return cached_kernel(*dims, q.dtype, program, cache, q.get_device(), v_cache.dtype, page_scales=page_scales)
+    dims, more = (q.shape[-1], v_cache.shape[-1]), {"page_scales": page_scales, "has_qv": has_qv}
+    return cached_kernel(*dims, q.dtype, program, cache, q.get_device(), v_cache.dtype, **more)
 
 
 def decode_kernel_for(q: Any, v: Any, program: Program) -> Kernel:
@@ -88,13 +90,18 @@ def cached_kernel(
     cache_dtype: torch.dtype | None = None,
     *,
     page_scales: bool = False,
+    has_qv: bool = False,
 ) -> Kernel:
-    """The kernel for a cache that is still to come. One that is not in 8 bits has q's dtype."""
+    """The kernel for a cache that is still to come. One that is not in 8 bits has q's dtype.
+
+    Values that only calls with ``qv`` take have such a kernel in any case.
+    """
+    has_qv = has_qv or head_dim_v > MAX_HEAD_DIM
     of_keys = None if cache_dtype is None else EIGHT_BITS.get(cache_dtype)
-    key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, device)
+    key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, has_qv, device)
     kernel = _kernels.get(key)
     if kernel is None:
-        of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": of_keys, "page_scales": page_scales}
+        of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": of_keys, "page_scales": page_scales, "qv": has_qv}
         spec = _spec(head_dim, head_dim_v, dtype, program.rule, direction="forward", **of_cache)
         kernel = _kernels.keep(key, _build_on(device, spec))
     return kernel

@@ -54,7 +54,7 @@ def test_heads_packed_side_by_side(emulated: Any, inputs: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"qv": torch.ones(1)}, "qv is not supported"),
+        ({"qv": torch.ones(1)}, "qv is for caches; use flash_attn_with_kvcache"),
         ({"k_descale": torch.ones(1)}, "k_descale is not supported"),
         ({"attention_chunk": -1}, "attention_chunk=-1 is not a length"),
     ],

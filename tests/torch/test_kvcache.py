@@ -124,7 +124,7 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
         (fa2, {"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\)"),
         (fa2, {"num_splits": 1000}, "num_splits=1000 is out of range"),
         (fa2, {"k": torch.ones(2, 3, 16)}, "k has shape .* must have 4 dimensions"),
-        (fa3, {"qv": 1}, "qv is not supported"),
+        (fa3, {"qv": 1}, "qv is a int; pass a torch.Tensor"),
         (fa3, {"cu_seqlens_q": torch.ones(3)}, "q has shape .* must have 3 dimensions"),
         (fa3, {"q_descale": 1}, "q_descale is not supported"),
         (fa3, {"v_descale": 1}, "v_descale is a int; pass a torch.Tensor"),

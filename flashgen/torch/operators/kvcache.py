@@ -17,6 +17,7 @@ from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.call.batched_launch import Part, run
 from flashgen.spec import KVCache, Rotary
+from flashgen.spec.attention import CacheKind
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.operators.library import forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
@@ -28,6 +29,8 @@ from flashgen.torch.tracing.compiled import text_of
 
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
+#: Its arguments between ``block_table`` and ``qv``.
+_OPTIONS_BEFORE_QV = 9
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
 _SCALES = "Tensor? k_scale=None, Tensor? v_scale=None, bool page_scales=False"
 library.define(
@@ -38,7 +41,7 @@ library.define(
 library.define(
     "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
     f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0, "
-    f"bool batch_invariant=False, {_SCALES}) -> (Tensor, Tensor)"
+    f"bool batch_invariant=False, {_SCALES}, Tensor? qv=None) -> (Tensor, Tensor)"
 )
 
 
@@ -56,6 +59,7 @@ def attend_to_cache(
     scale: float | None = None,
     starts_new: Any = None,
     page_scales: bool = False,
+    qv: Any = None,
     key: CallKey | None = None,
     wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
@@ -69,9 +73,9 @@ def attend_to_cache(
         q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text, page_scales)
         k, v, rotary, key = None, None, None, None
     if not torch.compiler.is_compiling():
-        inputs = q, k_cache, v_cache, k, v, *captured
+        inputs = q, k_cache, v_cache, k, v, qv, *captured
         if not (needs_dispatcher(q, k_cache, v_cache) or wants_gradients(*inputs)):
-            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale, page_scales)
+            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale, page_scales, qv)
             if key is not None:
                 remember(key, parts, wanted)
             _, (out, lse, *_) = parts[-1]
@@ -87,7 +91,7 @@ def attend_to_cache(
         q, appended = q if rotary is None else turned, k.shape[1]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
         *(q, k_cache, v_cache, list(captured), text, *places, appended),
-        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *scales),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *scales, qv),
     )
     return result
 
@@ -129,14 +133,15 @@ def _attend(
     rotary: Rotary | None,
     scale: float | None,
     page_scales: bool,
+    qv: Any,
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
-    kernel, parts = _kernel(q, v_cache, program, cache.block_table, page_scales), []
+    kernel, parts = _kernel(q, v_cache, program, cache.block_table, page_scales, qv), []
     cache = _with_plain_arrays(cache, cache.appended if k is None else k.shape[1])
     if k is not None:
         parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
         q = _turned(parts[0], q)
-    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale)]
+    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale, qv)]
 
 
 def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
@@ -175,20 +180,21 @@ def _read(
     captured: Sequence[Any],
     cache: KVCache,
     scale: float | None,
+    qv: Any,
 ) -> Part:
     """Queries attend to what is in the cache; the results are out and lse."""
     q, given = rows_contiguous(q), None
+    qv = None if qv is None else rows_contiguous(qv)
     if captured:
         check_tensors(program.names, tuple(captured), q.device)
         given = dict(zip(program.names, captured, strict=True))
-    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache)
+    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache, qv=qv)
     return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool) -> Kernel:
-    return cached_kernel_for(
-        q, v_cache, program, "contiguous" if block_table is None else "paged", page_scales=page_scales
-    )
+def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool, qv: Any = None) -> Kernel:
+    kind: CacheKind = "contiguous" if block_table is None else "paged"
+    return cached_kernel_for(q, v_cache, program, kind, page_scales=page_scales, has_qv=qv is not None)
 
 
 def _plain(x: Any) -> Any:
@@ -245,13 +251,14 @@ def _forward(
     k_scale: Any = None,
     v_scale: Any = None,
     page_scales: bool = False,
+    qv: Any = None,
 ) -> tuple[Any, Any]:
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
     rest = None, batch_invariant, k_scale, v_scale
     cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q, *rest)
     named = program_named(program)
-    kernel = _kernel(q, v_cache, named, block_table, page_scales)
-    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale)
+    kernel = _kernel(q, v_cache, named, block_table, page_scales, qv)
+    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale, qv)
     return out, lse
 
 
@@ -321,11 +328,15 @@ def _forward_flops(
     batch_idx: Any = None,
     leftpad: Any = None,
     block_table: Any = None,
-    *_: Any,
+    *rest: Any,
     out_shape: Any = None,
     **__: Any,
 ) -> int:
-    """Two products over as many keys as there is room for: how many there are is known on the device alone."""
+    """Two products over as many keys as there is room for: how many there are is known on the device alone.
+
+    With qv, which comes last, there are three.
+    """
     *rows, heads, dim = q
     keys = k_cache[1] * (1 if block_table is None else block_table[1])
-    return int(2 * math.prod(rows) * heads * keys * (dim + v_cache[-1]))
+    has_qv = len(rest) > _OPTIONS_BEFORE_QV and rest[_OPTIONS_BEFORE_QV] is not None
+    return int(2 * math.prod(rows) * heads * keys * (dim + (2 if has_qv else 1) * v_cache[-1]))
