@@ -83,13 +83,15 @@ def vllm_fa3(
     table: torch.Tensor | None = None,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    qv: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The forward pass of vLLM's build, of packed queries; keys are packed, too, or lie in the pages of a table."""
     # Nothing new for a cache; neither rows of it, nor left padding, rotary embeddings and scales of 8-bit numbers.
     nothing: tuple[None, ...] = (None,) * 8
+    columns = q.shape[-1] + (0 if qv is None else qv.shape[-1])
     return _vllm()(
-        q, k, v, None, None, None, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
-        q.shape[-1] ** -0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
+        q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
+        columns**-0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
     )[0]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py                                     # 16-bit and 8-bit caches, and installed peers
     python benchmarks/decode.py --kinds paged,fa3,cudnn --json decode.json
+    python benchmarks/decode.py --latent                            # caches of latent vectors, also in TFLOP/s
 
 All implementations of a row are timed in turn; figures are medians over rounds. A row's keys and values are drawn
 anew for each implementation, because graphs keep the addresses.
@@ -14,7 +15,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class Problem:
     page: int
     shortest: int = 0
     new: int = 1
+    #: Columns of values that are part of the keys; 0 where values are others.
+    latent: int = 0
 
     def lengths(self) -> list[int]:
         """Keys of each sequence: equal, or spread evenly on a logarithmic scale."""
@@ -52,7 +55,13 @@ class Problem:
 
     def bytes(self, of_element: int) -> int:
         """Keys and values read once."""
-        return 2 * sum(self.lengths()) * self.heads_kv * self.head_dim * of_element
+        columns = self.head_dim + (self.latent or self.head_dim)
+        return sum(self.lengths()) * self.heads_kv * columns * of_element
+
+    def flops(self) -> int:
+        """Those of both products for all pairs of queries and keys."""
+        values = self.latent or self.head_dim
+        return 2 * sum(self.lengths()) * self.new * self.heads * (self.head_dim + self.latent + values)
 
 
 ROWS = (
@@ -68,6 +77,14 @@ ROWS = (
     Problem(64, 32, 8, 64, 8192, 64),
     Problem(64, 32, 8, 128, 32768, 16, shortest=100),
     Problem(64, 32, 8, 128, 8192, 16, new=4),
+)
+
+LATENT_ROWS = (
+    *(Problem(128, heads, 1, 64, keys, 64, latent=512) for heads in (128, 64, 16) for keys in (4096, 8192)),
+    *(Problem(32, heads, 1, 64, 32768, 64, latent=512) for heads in (128, 64, 16)),
+    Problem(1, 128, 1, 64, 32768, 64, latent=512),
+    Problem(128, 128, 1, 64, 32768, 64, shortest=100, latent=512),
+    Problem(128, 128, 1, 64, 4096, 64, new=2, latent=512),
 )
 
 Call = Callable[[], Any]
@@ -116,6 +133,32 @@ def cudnn(problem: Problem) -> tuple[Call, int]:
     return run, 2
 
 
+def latent(problem: Problem) -> tuple[Call, int]:
+    """flashgen's kernel over pages of latent vectors."""
+    more: dict[str, Any] = {"head_dim_v": problem.latent, "qv": True, "direction": "forward", "cache": "paged"}
+    kernel = fg.build(fg.AttentionSpec(problem.head_dim, mask=fg.causal(), **more))
+    q, qv, k, v, table, lengths = latent_pages_of(problem)
+    cache = fg.KVCache(lengths, block_table=table)
+    return lambda: kernel(q, k, v, qv=qv, cache=cache), 2
+
+
+def latent_fa3(problem: Problem) -> tuple[Call, int]:
+    """vLLM's build of FlashAttention-3 with ``qv``."""
+    q, qv, k, v, table, lengths = latent_pages_of(problem)
+    starts = torch.arange(0, (problem.batch + 1) * problem.new, problem.new, device="cuda", dtype=torch.int32)
+    more = {"longest": (problem.new, problem.keys), "causal": True, "lengths_k": lengths, "table": table}
+    q, qv = q.flatten(0, 1), qv.flatten(0, 1)
+    return lambda: vllm_fa3(q, k, v, starts, None, **more, qv=qv), 2
+
+
+def latent_pages_of(problem: Problem) -> tuple[torch.Tensor, ...]:
+    """Both queries, keys and values that are views of one buffer, the table of pages, and the lengths."""
+    columns = problem.latent + problem.head_dim
+    q, vectors, _, table, lengths = pages_of(replace(problem, head_dim=columns), torch.bfloat16)
+    (qv, q), (v, k) = (x.split([problem.latent, problem.head_dim], -1) for x in (q, vectors))
+    return q.contiguous(), qv.contiguous(), k, v, table, lengths
+
+
 def dense(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values."""
     shape = (problem.batch, problem.keys, problem.heads_kv, problem.head_dim)
@@ -146,8 +189,11 @@ KINDS: dict[str, Callable[[Problem], tuple[Call, int]]] = {
     "e4m3-pages": lambda problem: paged(problem, "e4m3", page_scales=True),
     "fa3": fa3,
     "cudnn": cudnn,
+    "latent": latent,
+    "latent-fa3": latent_fa3,
 }
-PEERS = ("fa3", "cudnn")
+LATENT_KINDS = ("latent", "latent-fa3")
+PEERS = ("fa3", "cudnn", "latent-fa3")
 
 
 @dataclass
@@ -163,7 +209,8 @@ class Row:
     def ratio(self) -> float | None:
         """The rate of pages over that of the better peer."""
         peers = [self.rates[n] for n in PEERS if n in self.rates]
-        return self.rates["paged"] / max(peers) if peers and "paged" in self.rates else None
+        own = self.rates.get("latent" if self.problem.latent else "paged")
+        return own / max(peers) if peers and own else None
 
 
 def graph_of(call: Call) -> Callable[[], float]:
@@ -211,24 +258,34 @@ def measure(problem: Problem, kinds: list[str], rounds: int) -> Row:
     return row
 
 
+def shown_rate(row: Row, kind: str) -> str:
+    """GB/s, and beside wide products TFLOP/s."""
+    if kind not in row.rates:
+        return "-"
+    products = f" ({row.problem.flops() / row.times[kind] / 1e6:.0f} TFLOP/s)" if row.problem.latent else ""
+    return f"{row.rates[kind]:.0f}{products}"
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"comma-separated: {', '.join(KINDS)}")
+    parser.add_argument("--kinds", help=f"comma-separated: {', '.join(KINDS)}")
+    parser.add_argument("--latent", action="store_true", help="rows of 576 columns, of which 512 are values, too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write every figure here")
     options = parser.parse_args()
-    kinds = options.kinds.split(",")
-    if unknown := set(kinds) - set(KINDS):
-        parser.error(f"{', '.join(sorted(unknown))} is not known; use {', '.join(KINDS)}")
+    of_rows = [kind for kind in KINDS if (kind in LATENT_KINDS) == options.latent]
+    kinds = options.kinds.split(",") if options.kinds else of_rows
+    if unknown := set(kinds) - set(of_rows):
+        parser.error(f"{', '.join(sorted(unknown))} is not known for these rows; use {', '.join(of_rows)}")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     print(f"| B, heads, D, keys, page | {' | '.join(kinds)} | vs the better peer |")
     print("|" + " --- |" * (2 + len(kinds)))
     rows = []
-    for problem in ROWS:
+    for problem in LATENT_ROWS if options.latent else ROWS:
         row = measure(problem, kinds, options.rounds)
         rows.append(row)
-        p, shown = problem, [f"{row.rates[n]:.0f}" if n in row.rates else "-" for n in kinds]
+        p, shown = problem, [shown_rate(row, n) for n in kinds]
         words = f"{p.batch}, {p.heads}/{p.heads_kv}, {p.head_dim}, {p.keys}, {p.page}"
         words += (f", from {p.shortest}" if p.shortest else "") + (f", {p.new} tokens" if p.new > 1 else "")
         print(f"| {words} | {' | '.join(shown)} | {f'{row.ratio:.2f}' if row.ratio else '-'} |", flush=True)
