@@ -222,9 +222,10 @@ def test_documents_of_captured_ids_are_told_apart() -> None:
     run(kernel, spec, a_call(mode=Mode(race=True)))
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("splits", [0, 4])
-def test_huge_logits_are_merged_exactly(splits: int) -> None:
-    spec, kernel = small_kernel()
+def test_huge_logits_are_merged_exactly(splits: int, arch: str) -> None:
+    spec, kernel = small_kernel(arch=arch)
     call = a_call(splits=splits)
     q, cache, x = arrays_of(spec, call)
     o, lse = kernel(q, x["k"], x["v"], cache=cache, scale=3e4)
@@ -251,9 +252,9 @@ def test_a_non_finite_element_reaches_only_rows_that_attend_to_it(name: str, val
     assert np.array_equal(lse[:, :, :2], expected_lse[:, :, :2])
 
 
-@pytest.mark.parametrize("queries", [1, 100])
-def test_a_batch_invariant_result_has_the_same_bits_in_any_batch(queries: int) -> None:
-    spec, kernel = small_kernel()
+@pytest.mark.parametrize(("queries", "arch"), [(1, "sm_80"), (100, "sm_80"), (1, "sm_90a")])
+def test_a_batch_invariant_result_has_the_same_bits_in_any_batch(queries: int, arch: str) -> None:
+    spec, kernel = small_kernel(arch=arch)
     lengths = (9000, 60, 0, 4100) if queries == 1 else (700, 60, 0)
     call = a_call(seqlens=lengths, queries=(queries,) * len(lengths), heads_kv=16, batch_invariant=True)
     q, cache, x = arrays_of(spec, call)

@@ -82,6 +82,8 @@ class Case:
     sum_blocks: int | None = None
     #: In how many parts a decode kernel cuts the keys; 0: as blocks share them.
     splits: int = 0
+    #: Multiprocessors of a decode kernel: enough for several blocks, or teams of them, to share the keys of a sequence.
+    multiprocessors: int = 18
 
     @property
     def lengths(self) -> Any:

@@ -21,16 +21,13 @@ PAGE_SIZE = 7
 #: Maxima of different parts of the keys then differ by much.
 QUERIES = 4.0
 TOLERANCE = 1e-2
-#: Where blocks form teams: enough for several teams, which share the keys of a sequence.
-MULTIPROCESSORS = 6
 
 
 def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end", **options: Any) -> list[str]:
     """What is wrong after the decode kernel of a case, as it is edited."""
     kernel = edited(case, edits)
     kernel.target.options = {**options, "guard": at}  # type: ignore[attr-defined]
-    if case.spec.qv:
-        kernel.target.multiprocessors = lambda _: MULTIPROCESSORS  # type: ignore[attr-defined]
+    kernel.target.multiprocessors = lambda _: case.multiprocessors  # type: ignore[attr-defined]
     x, cache = problem(case, data_seed)
     if case.spec.cache_dtype is not None and (wrong := appended_wrongly(kernel, case, x, cache)):
         return wrong

@@ -91,7 +91,8 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2}),
     # Three blocks of rows, so that the warps split the rows.
     "decode, many rows": (DECODE, (9, 0), {"heads": 8, "heads_kv": 2}),
-    "decode, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3}),
+    # Blocks compute several parts.
+    "decode, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3, "multiprocessors": 3}),
     "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, scales of pages": (replace(E4M3, page_scales=True), (3, 0), {"heads": 8, "heads_kv": 2}),
@@ -99,7 +100,17 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # The last token alone attends to the last value, which is NaN.
     "decode, non-finite value": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     "decode on Hopper": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "arch": "sm_90a"}),
-    "decode on Hopper, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3, "arch": "sm_90a"}),
+    # A block computes more tiles than its ring has stages.
+    "decode on Hopper, few blocks": (
+        DECODE,
+        (3, 0),
+        {"heads": 8, "heads_kv": 2, "multiprocessors": 2, "arch": "sm_90a"},
+    ),
+    "decode on Hopper, parts": (
+        DECODE,
+        (3, 0),
+        {"heads": 8, "heads_kv": 2, "splits": 3, "multiprocessors": 3, "arch": "sm_90a"},
+    ),
     "decode on Hopper, non-finite value": (
         DECODE,
         (3, 0),
@@ -107,7 +118,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     ),
     # Five tiles of rows: two rounds of teams of three blocks, one of which has no rows at the end.
     "latent": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1}),
-    "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3}),
+    "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3, "multiprocessors": 6}),
     "latent, non-finite value": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "infinite_value_from_end": 1}),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (

@@ -52,8 +52,9 @@ FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, 
     } else {
       results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring.
-    if constexpr (cfg.producers == 0) block_sync();
+    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
+    // all threads have stored.
+    consumers_sync<cfg>();
   });
   const auto& [slots, blocks] = parts;
   if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
