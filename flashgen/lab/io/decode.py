@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import KernelIO
@@ -26,8 +27,9 @@ class Split:
     #: Tiles of rows of all key/value heads and sequences, and tiles of keys of each.
     items: int
     tiles: int
-    #: Blocks that get any.
+    #: Blocks that get any, and the most tiles of keys that one gets.
     blocks: int
+    most_tiles: int
     #: What blocks compute one after another: of each item at least one part.
     parts: int
     #: Of these, parts of items that several blocks share. They go through memory.
@@ -37,7 +39,7 @@ class Split:
         """In a sentence."""
         each = "each" if self.items > 1 else ""
         text = f"{self.items * self.tiles} tiles of keys ({self.items} x {self.tiles}) are shared out to {self.blocks}"
-        text += f" blocks, {-(-self.items * self.tiles // self.blocks)} to {each or 'a block'} at most"
+        text += f" blocks, {self.most_tiles} to {each or 'a block'} at most"
         merged = "no result is merged" if not self.shared_parts else f"{self.shared_parts} parts are merged"
         return f"{text}; {merged}"
 
@@ -74,7 +76,15 @@ def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
 
     counts = [(owner((i + 1) * each - 1) - owner(i * each + extra) + 1, size) for i, size in enumerate(members)]
     parts, shared = (sum(n * size for n, size in counts if n > least_parts) for least_parts in (0, 1))
-    return Split(sum(members), tiles, teams * team, parts, shared)
+    starts = [_tiles_before(i * units // teams, tiles, extra) for i in range(teams + 1)]
+    most_tiles = max(end - begin for begin, end in pairwise(starts))
+    return Split(sum(members), tiles, teams * team, most_tiles, parts, shared)
+
+
+def _tiles_before(unit: int, tiles: int, extra: int) -> int:
+    """How many tiles come before a unit: an item counts ``extra`` units, and then its tiles."""
+    items, rest = divmod(unit, extra + tiles)
+    return items * tiles + max(0, rest - extra)
 
 
 def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:

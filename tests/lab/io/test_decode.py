@@ -85,6 +85,12 @@ def test_more_multiprocessors_make_more_parts() -> None:
         splits.append(split_of(sizes, plan(spec, None, "sm_80").kernel("decode")))
     assert [split.blocks for split in splits] == [3, 33, 33]
     assert all(split.blocks <= split.parts <= split.blocks + split.items for split in splits)
+    # An item counts as three tiles more than its eight, so that some shares hold more than 16 / 5 tiles.
+    few = sizes_of(spec, 1, 500, 1, 8, 2, None, "sm_80", "forward")
+    assert (
+        "shared out to 5 blocks, 5 to each at most"
+        in split_of(few, plan(spec, None, "sm_80").kernel("decode")).describe()
+    )
     alone = sizes_of(spec, 1, 64, 1, 8, 2, None, "sm_80", "forward")
     assert split_of(alone, plan(spec, None, "sm_80").kernel("decode")).shared_parts == 0
 
