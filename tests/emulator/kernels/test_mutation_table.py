@@ -32,7 +32,7 @@ KERNELS = (
     ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("repair for Hopper", "repair for Hopper, wide heads"),
-    *("append", "combine", "decode"),
+    *("append", "combine", "decode", "decode for Hopper"),
     *(
         "forward, naive",
         "forward, fa1",
@@ -57,7 +57,7 @@ def kernel_of(row: dict[str, Any]) -> str:
         return f"{row['role']}, {algorithm}"
     # Only the forward kernel of standard attention has a role that others have, too.
     standard = " of standard" * (case.startswith("standard") and row["role"] == "forward")
-    return str(row["role"]) + standard + HOPPER * case.startswith("Hopper") + WIDE * (WIDE in case)
+    return str(row["role"]) + standard + HOPPER * ("Hopper" in case) + WIDE * (WIDE in case)
 
 
 def table() -> str:
