@@ -73,6 +73,7 @@ def _tensor_map(plan: KernelPlan, box: Box) -> dict[str, Any]:
         "interleave": "none",
         "swizzle_bytes": box.swizzle,
         "fill": "zero",
+        "l2_promotion_bytes": box.l2_promotion,
     }
 
 

@@ -130,18 +130,6 @@ def test_few_queries_prefer_the_decode_kernel() -> None:
     assert not prefers(1, 0)
 
 
-def test_large_calls_whose_heads_share_few_keys_run_by_the_forward_kernel() -> None:
-    def runs(cache: Any, batch: int, heads: int, heads_kv: int, *, batch_invariant: bool = False) -> bool:
-        kernel = plan(AttentionSpec(128, cache=cache, direction="forward"), None, "sm_90a").kernel("decode")
-        return prefers_decode(kernel, Problem(batch, heads, heads_kv, 1, 8192), batch_invariant=batch_invariant)
-
-    assert [runs("contiguous", 64, heads, 8) for heads in (8, 32, 56, 64)] == [False, False, False, True]
-    assert [runs("paged", 64, heads, 8) for heads in (8, 16, 64)] == [False, True, True]
-    # Few sequences leave multiprocessors idle without splits; and the kernel of an invariant call is always the same.
-    assert runs("contiguous", 7, 8, 8)
-    assert runs("contiguous", 64, 8, 8, batch_invariant=True)
-
-
 def test_parts_of_fixed_sizes_do_not_depend_on_the_room_in_the_cache() -> None:
     kernel = decode()
     sizes = {part_tiles(kernel, Problem(4, 32, 8, 1, n), 0, batch_invariant=True) for n in (100, 10**6)}

@@ -84,7 +84,8 @@ def layout(array: ArrayInfo, box: Box, dtype: str, problem: Problem) -> tuple[tu
 def tensor_map(box: Box, dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
     """The tensor map for this layout."""
     columns = (box.columns, box.rows_within(dims[1]), 1, 1)
-    return TensorMap(address, box.element or dtype, dims, strides, columns, swizzle=box.swizzle)
+    element, promotion = box.element or dtype, box.l2_promotion
+    return TensorMap(address, element, dims, strides, columns, swizzle=box.swizzle, l2_promotion=promotion)
 
 
 def address_can_be_written(encode: Callable[[TensorMap], bytes], offset: int) -> bool:

@@ -49,6 +49,7 @@ _MAX_BOX = 256
 _MAX_STEP = 8
 
 _MARK = 0x70616D726F736E74
+_PROMOTIONS = {0: "NONE", 256: "L2_256B"}
 #: Mark, address, strides, dims, box, steps, rank, element, swizzle, fill.
 _RECORD = struct.Struct("<QQ4Q5Q5H5BBBBB21x")
 #: Where the address lies in either encoding. That of GPUs is not documented, so it is put to the test before
@@ -76,6 +77,8 @@ class TensorMap:
     swizzle: int = 0
     #: What loads put where a box reaches out of the tensor.
     fill: Fill = "zero"
+    #: Bytes of memory that L2 reads at once; 0: what the box needs.
+    l2_promotion: int = 256
 
     def __post_init__(self) -> None:
         if self.element not in ELEMENTS:
@@ -109,7 +112,7 @@ class TensorMap:
             [api.cuuint32_t(n) for n in self.element_strides],
             api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{self.swizzle}B' if self.swizzle else 'NONE'}"),
-            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[self.l2_promotion]}"),
             api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
             if self.fill == "nan"
             else api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

@@ -8,13 +8,6 @@ from flashgen.plan.model.plans import KernelPlan, Problem
 #: With so many new queries a tile of another kernel has one query head's rows only, and no room is left in it. With
 #: fewer, this kernel never reads keys more often, because its tiles hold the rows of all heads of a group.
 _MOST_QUERIES = 63
-#: Query heads of a group from which on this kernel is the faster one, where keys lie in pages and where they do not.
-#: The forward kernel reads keys once for each query head, but keeps more copies under way. GB/s on an H200, 64
-#: sequences, D=128, forward and here: in pages 1,991 and 1,459 with one head, 494 and 1,476 with four; contiguous
-#: 4,517 and 1,525, 2,042 and 1,526, and with eight 1,036 and 1,525.
-_LEAST_GROUP_IN_PAGES, _LEAST_GROUP = 2, 8
-#: With fewer sequences times key/value heads the forward kernel leaves multiprocessors idle.
-_MANY_ITEMS = 64
 #: The parameter of kernels whose blocks form teams, the largest team, and the share of its blocks that have rows.
 TEAM = "team"
 _LARGEST_TEAM, _LEAST_USED = 4, 0.8
@@ -27,12 +20,10 @@ _PART_KEYS = 4096
 def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: bool) -> bool:
     """Whether a call runs by the decode kernel.
 
-    The number of queries of the longest sequence decides, and in large calls how many heads share keys. The sequences
-    of a batch-invariant call run by this kernel in any batch.
+    The number of queries of the longest sequence decides. The sequences of a batch-invariant call run by this kernel in
+    any batch.
     """
-    least = _LEAST_GROUP_IN_PAGES if decode.spec.cache == "paged" else _LEAST_GROUP
-    is_faster = problem.heads_q >= least * problem.heads_kv or problem.batch * problem.heads_kv < _MANY_ITEMS
-    few = (problem.len_q <= _MOST_QUERIES and is_faster) or batch_invariant
+    few = problem.len_q <= _MOST_QUERIES or batch_invariant
     return few and problem.len_kv > 0 and _units(decode, problem) <= _MOST_UNITS
 
 

@@ -84,7 +84,8 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         is_persistent=True,
         overlaps_predecessor=True,
         counters=COUNTERS,
-        boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages) for tensor in "kv"),
+        # Other heads lie beside a box, and other blocks read them much later.
+        boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages, l2_promotion=0) for tensor in "kv"),
         reasons=(f"four warps keep up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
     )
 
