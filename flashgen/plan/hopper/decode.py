@@ -16,10 +16,10 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Two warpgroups compute. The warps of a third copy.
 _WARPS, _PRODUCERS = 8, 4
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 56, 224
-#: Keys of a tile by the most columns of K and V together. A step has the same latencies whatever its tile, so tiles of
-#: narrow heads have more keys. With still more, short sequences would have too few tiles for all blocks.
-_KEYS = {128: 128, 256: 64, 512: 32}
+#: By the most columns of K and V together, keys of a tile and registers of producers and consumers. A step has the same
+#: latencies whatever its tile, so tiles of narrow heads have more keys. With still more, short sequences would have too
+#: few tiles for all blocks. Boxes of more keys than lanes take producers more registers.
+_TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
@@ -41,7 +41,8 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
-    keys = next(n for most, n in _KEYS.items() if spec.head_dim + spec.head_dim_v <= most)
+    columns = spec.head_dim + spec.head_dim_v
+    keys, producer_registers, consumer_registers = next(tile for most, tile in _TILES.items() if columns <= most)
     stages = next(n for n in range(_MOST_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages
@@ -65,8 +66,8 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("stages", stages),
             Constant("warps", _WARPS, "two warpgroups that take turns at the tiles"),
             Constant("producers", _PRODUCERS, "warps that copy"),
-            Constant("producer_registers", _PRODUCER_REGISTERS),
-            Constant("consumer_registers", _CONSUMER_REGISTERS),
+            Constant("producer_registers", producer_registers),
+            Constant("consumer_registers", consumer_registers),
             Constant("holds_queries", False),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
             Constant("item_tiles", -(-_ITEM_BYTES // tile_bytes), "tiles that take as long as what else an item takes"),
