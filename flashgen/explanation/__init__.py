@@ -143,7 +143,7 @@ def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | Non
     """The forward kernels that may take this one's place, and when."""
     attention = plan(replace(spec, direction="forward"), schedule, arch)
     when = "if the assembler has too few registers for the kernel above"
-    found = [Fallback(when, each.forward) for each in fallbacks(attention)]
+    found = [Fallback(when, each.forward) for each in fallbacks(attention) if each.forward != kernel]
     if kernel.boxes:
         # The copy engine needs full alignment.
         unaligned = for_alignment(attention, DTYPES[spec.dtype].bytes)

@@ -18,13 +18,16 @@ _WITHOUT_TMA = 8
 
 
 def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
-    """The plans to compile instead, in order, if the assembler has too few registers for the forward kernel.
+    """The plans to compile instead, in order, if the assembler has too few registers for a forward kernel.
 
     Only the assembler knows, because masks and scores can be of any size. Each plan is made when the iterator
     reaches it. There is none if nothing else can be planned, or if the schedule asks for this very kernel. The backward
     kernels stay as they are.
     """
     forward = attention.forward
+    if attention.spec.cache:
+        yield from _without_kernels_for_caches(attention)
+        return
     asked = forward.schedule or Schedule()
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
@@ -35,6 +38,16 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     # algorithm="fa2" would apply to both passes; a partition of warps is of the forward kernel alone.
     portable = chosen_schedule(plan_forward(forward.spec, asked, forward.arch, access))
     yield plan(forward.spec, replace(asked, warps=portable.warps), forward.arch, access_bytes=access)
+
+
+def _without_kernels_for_caches(attention: AttentionPlan) -> Iterator[AttentionPlan]:
+    """The plan without the kernels of Hopper that the forward kernel can stand in for."""
+    left = attention.kernels
+    for role in ("prefill", "decode"):
+        kept = tuple(kernel for kernel in left if not (kernel.role == role and kernel.boxes))
+        if kept != left:
+            left = kept
+            yield replace(attention, kernels=left)
 
 
 def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:

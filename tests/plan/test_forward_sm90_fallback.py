@@ -171,3 +171,15 @@ def test_stages_that_an_alignment_cannot_fill_are_dropped(access: int, stages: i
     less = for_alignment(attention, access)
     assert less.kernel("forward").constant("tile_q") == 64
     assert [less.kernel(role).constant("stages") for role in ("forward", "main")] == [stages, stages]
+
+
+def test_without_registers_for_them_the_kernels_for_caches_are_left_out() -> None:
+    spec = fg.AttentionSpec(128, cache="paged", direction="forward")
+    left = [
+        {kernel.role for kernel in each.kernels}
+        for each in (plan(spec, None, "sm_90a"), *fallbacks(plan(spec, None, "sm_90a")))
+    ]
+    assert {"forward", "prefill", "decode"} <= left[0]
+    assert [left[0] - roles for roles in left[1:]] == [{"prefill"}, {"prefill", "decode"}]
+    # The portable decode kernel has registers for any mask and score.
+    assert not list(fallbacks(plan(spec, None, "sm_80")))

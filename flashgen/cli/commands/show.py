@@ -97,7 +97,7 @@ def _say_fallbacks(attention: AttentionPlan) -> None:
     count = len(pipeline.candidates(attention)) - 1
     if count:
         last = "--fallback 1 shows it" if count == 1 else f"--fallback 1 to {count} show them"
-        talk.say(f"build takes a fallback if the assembler has too few registers for this forward kernel; {last}")
+        talk.say(f"build takes a fallback if the assembler has too few registers for a kernel of this plan; {last}")
 
 
 def choose(plans: Iterable[AttentionPlan], name: str) -> tuple[AttentionPlan, KernelPlan]:
