@@ -90,6 +90,12 @@ GOLDEN: tuple[Golden, ...] = (
         "sm_80",
         ("forward", "decode", "append", "combine"),
     ),
+    # The same by wgmma and TMA.
+    Golden(
+        AttentionSpec(128, mask=causal(), direction="forward", cache="paged"),
+        "sm_90a",
+        ("decode",),
+    ),
     # Latent attention: values are part of the keys.
     Golden(
         AttentionSpec(64, head_dim_v=512, mask=causal(), direction="forward", cache="paged", qv=True),

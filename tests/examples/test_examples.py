@@ -50,7 +50,7 @@ def test_a_small_model_learns_on_the_emulator() -> None:
 
 @pytest.mark.torch
 def test_chats_are_answered_as_by_torchs_attention() -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", minversion="5.20")
     lines = run("chat").splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["sdpa:", "fgen:"]
     assert lines[-1] == "same replies: 6 of 6"
@@ -61,7 +61,7 @@ def test_chats_are_answered_as_by_torchs_attention() -> None:
 @pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"build_ahead"}))
 def test_an_example_runs_on_a_gpu(name: str) -> None:
     if name == "chat":
-        pytest.importorskip("transformers")
+        pytest.importorskip("transformers", minversion="5.20")
     run(name, "--target", "gpu")
 
 
