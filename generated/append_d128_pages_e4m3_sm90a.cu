@@ -9,14 +9,14 @@
 //
 // contents  24  Instructions, one per function: types, device, math.
 //           79  Element types.
-//          122  Banded masks.
-//          130  Streaming tiles between global and shared memory.
-//          143  Keys and values in a cache.
-//          209  Floats of eight bits.
-//          246  New keys and values of an 8-bit cache.
-//          264  Single elements from floats.
-//          276  Rotary position embedding, and rows of a head copied with it.
-//          327  The kernel: its configuration, parameters and text.
+//          118  Banded masks.
+//          126  Streaming tiles between global and shared memory.
+//          139  Keys and values in a cache.
+//          205  Floats of eight bits.
+//          242  New keys and values of an 8-bit cache.
+//          260  Single elements from floats.
+//          272  Rotary position embedding, and rows of a head copied with it.
+//          323  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -94,10 +94,6 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
-  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
-  FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }

@@ -9,11 +9,11 @@
 //
 // contents  21  Instructions, one per function: types, device, math.
 //           70  Element types.
-//          113  Streaming tiles between global and shared memory.
-//          126  Keys and values in a cache.
-//          168  Single elements from floats.
-//          180  Rotary position embedding, and rows of a head copied with it.
-//          234  The kernel: its configuration, parameters and text.
+//          109  Streaming tiles between global and shared memory.
+//          122  Keys and values in a cache.
+//          164  Single elements from floats.
+//          176  Rotary position embedding, and rows of a head copied with it.
+//          230  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -85,10 +85,6 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
-  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
-  FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }

@@ -12,10 +12,10 @@
 //          229  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //          296  Operands of warp-level matrix products.
 //          386  Warp-level matrix products.
-//          455  Streaming tiles between global and shared memory.
-//          568  What the backward kernels are made of.
-//          592  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          781  The kernel: its configuration, parameters and text.
+//          457  Streaming tiles between global and shared memory.
+//          570  What the backward kernels are made of.
+//          594  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          783  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -427,7 +427,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll

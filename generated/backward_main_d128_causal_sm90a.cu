@@ -15,32 +15,32 @@
 // contents   51  Instructions, one per function: types, device, math, matrix.
 //           141  Element types.
 //           178  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           534  Tiles as TMA writes them and wgmma reads them.
-//           658  Which pairs dropout keeps in transposed scores.
-//           666  Banded masks.
-//           726  The order in which persistent blocks draw tiles.
-//           762  Streaming tiles between global and shared memory.
-//           808  Where a tile of keys lies, and the queries that attend to it.
-//           931  Probabilities P of transposed scores, and the factor of dS.
-//           965  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//          1025  Instructions, one per function: packed.
-//          1039  Dropout of probabilities.
-//          1056  Dropout of probabilities in the backward pass.
-//          1086  Writing a warpgroup's results to shared and global memory.
-//          1106  What the backward mainloops do with fragments.
-//          1178  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1199  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
-//          1253  Finding NaN and infinity.
-//          1268  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1287  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
-//          1337  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1384  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1462  What the backward kernels that keep tiles of keys share.
-//          1620  What the warps of a block of the fused backward kernel share.
-//          1725  The backward pass on Hopper, for heads up to 128 wide.
-//          2036  dQ as a sum over tiles of keys, added in any order.
-//          2292  Positions in rings whose number of slots is no power of two.
-//          2316  The kernel: its configuration, parameters and text.
+//           530  Tiles as TMA writes them and wgmma reads them.
+//           654  Which pairs dropout keeps in transposed scores.
+//           662  Banded masks.
+//           722  The order in which persistent blocks draw tiles.
+//           758  Streaming tiles between global and shared memory.
+//           804  Where a tile of keys lies, and the queries that attend to it.
+//           927  Probabilities P of transposed scores, and the factor of dS.
+//           960  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//          1020  Instructions, one per function: packed.
+//          1034  Dropout of probabilities.
+//          1051  Dropout of probabilities in the backward pass.
+//          1081  Writing a warpgroup's results to shared and global memory.
+//          1101  What the backward mainloops do with fragments.
+//          1173  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1194  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1248  Finding NaN and infinity.
+//          1263  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1282  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
+//          1332  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1379  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1456  What the backward kernels that keep tiles of keys share.
+//          1602  What the warps of a block of the fused backward kernel share.
+//          1707  The backward pass on Hopper, for heads up to 128 wide.
+//          2000  dQ as a sum over tiles of keys, added in any order.
+//          2256  Positions in rings whose number of slots is no power of two.
+//          2280  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -452,7 +452,6 @@ struct Wgmma {
 // The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
 #define WGMMA_TEN(t) \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define WGMMA_NAMES_8 "%0, %1, %2, %3"
 #define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
 #define WGMMA_NAMES_80 \
   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
@@ -464,12 +463,9 @@ struct Wgmma {
   WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
 #define WGMMA_FLOATS_64(c, i) \
   WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
-#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
 #define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
 #define WGMMA_REGISTERS_128(c) WGMMA_FLOATS_64(c, 0)
 
-// The numbers of the operands after the accumulators.
-#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
 #define WGMMA_FROM_64 \
   32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
 #define WGMMA_FROM_128 \
@@ -938,7 +934,6 @@ struct KeyTileScheduler : KeyTileCounter<Params> {
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
-  static constexpr bool presets_lse = true;
   static constexpr bool masks_query_end = false;
   static constexpr bool has_slope = false;
   // What is loaded for a block's pairs while its products are under way.
@@ -1289,7 +1284,7 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
 // scale, round and store the sums.
 
 // A tile of queries: a block of queries of a head.
-struct DenseQueryTile {
+struct DenseDqTile {
   bool exists;
   i32 block;
   i32 head;
@@ -1326,7 +1321,7 @@ struct FinishOrder {
   static constexpr bool by_warp = false;
   const Params& p;
 
-  FLASHGEN_DEVICE DenseQueryTile by_heads(i32 number, Thread) const {
+  FLASHGEN_DEVICE DenseDqTile by_heads(i32 number, Thread) const {
     const i32 heads = p.tiles / p.kv_tiles * p.group;
     if (number >= heads * p.q_tiles) return {};
     const i32 head = number / p.q_tiles, sequence = head / p.heads_q;
@@ -1406,7 +1401,6 @@ FLASHGEN_DEVICE bool is_full_strip(const Mask& mask, i32 block, i32 first_key, i
 template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
 struct BandQueries {
   static constexpr bool has_mask = Mask::is_bounded;
-  static constexpr bool sends_messages = false;
   struct Message {};
 
   i32 left;
@@ -1506,20 +1500,9 @@ struct KeyTileShared {
   FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
-  FLASHGEN_DEVICE Message& message(typename QRing::State at) const
-    requires Queries::sends_messages
-  {
-    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-  }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
   FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
-    if constexpr (Queries::sends_messages) {
-      Message read = {};
-      if (thread.lane == 0) read = message(at);
-      return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
-    } else {
-      return {};
-    }
+    return {};
   }
 };
 
@@ -1556,7 +1539,6 @@ struct KeyTileProducer {
     if (elected) {
       const u32 full = shared.q_ring().full(q_at);
       shared.q_ring().wait_empty(q_at);
-      if constexpr (Queries::sends_messages) shared.message(q_at) = message;
       mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
       tile.load_q(shared.q(q_at), p, full, step);
       tile.template load_statistics<cfg.tile_q>(shared_address(shared.lse(q_at)), p, full, step, 0);
@@ -1768,7 +1750,7 @@ struct BackwardMainloop {
     typename Shared::KRing::State kv_at;
     typename Shared::QRing::State q_at;
     // The position in the rings of dO and dS.
-    typename Shared::DORing::State at;
+    typename Shared::DORing::State do_at;
     typename Shared::TileRing::State tile_at;
     Queries queries;
     typename Sums::Adder sums;
@@ -1784,11 +1766,7 @@ struct BackwardMainloop {
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. First the accumulators,
     FLASHGEN_DEVICE void preset_scores(typename Shared::QRing::State q_at) {
       shared.q_ring().wait_full(q_at);
-      if constexpr (Score::presets_lse) {
-        preset_columns(scores, shared.lse(q_at), thread);
-      } else {
-        preset_zero(scores);
-      }
+      preset_columns(scores, shared.lse(q_at), thread);
     }
     // then the product.
     FLASHGEN_DEVICE void issue_scores() {
@@ -1796,32 +1774,34 @@ struct BackwardMainloop {
     }
     // Line 13: dP_ij = dO_i V_j^T - D_i, half of it.
     FLASHGEN_DEVICE void issue_half_of_dp(Strip<cfg.tile_q>& dp, i32 half) {
-      issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(at), half);
+      issue_half(dp, shared.v().from_row(number * kWarpgroupRows), shared.dout(do_at), half);
     }
-    // Line 15: dQ_i += dS_ij K_j of the step at `of`. The first step of a tile has none before it: it
+    // Line 15: dQ_i += dS_ij K_j of the step at `ds_at`. The first step of a tile has none before it: it
     // multiplies K_j instead of dS, and the product is not used. A branch would serialize the products.
-    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
-      shared.ds_ring().wait_full(of);
-      const typename Shared::DSTile ds = {exists ? shared.ds(of).address : shared.k().address};
+    FLASHGEN_DEVICE void issue_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State ds_at,
+                                  bool exists) {
+      shared.ds_ring().wait_full(ds_at);
+      const typename Shared::DSTile ds = {exists ? shared.ds(ds_at).address : shared.k().address};
       issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(number) : ds,
                                      Share::by_rows ? shared.k() : shared.k().panel(number));
     }
     // Writes dQ to shared memory. In the next step TMA adds it to global memory.
-    FLASHGEN_DEVICE void put_out(Strip<kPanelColumns>& dq, typename Shared::DSRing::State of, bool exists) {
+    FLASHGEN_DEVICE void store_dq(Strip<kPanelColumns>& dq, typename Shared::DSRing::State ds_at,
+                                  bool exists) {
       wgmma_pin(dq);
       warp_sync();
       if (thread.lane == 0) {
-        if (exists) mbarrier_arrive(shared.ds_ring().empty(of));
+        if (exists) mbarrier_arrive(shared.ds_ring().empty(ds_at));
         bulk_wait_read<0>();
       }
       warp_sync();
-      sums.wait_buffer(of);
+      sums.wait_buffer(ds_at);
       const i32 offset = static_cast<i32>(shared.out(thread.warp - 4) - shared.start);
       write_fragments(reinterpret_cast<float*>(shared.base + offset), dq, thread);
     }
     // TMA adds the dQ that is in shared memory.
     FLASHGEN_DEVICE void add_dq() {
-      if (in_buffer != none) sums.add(in_buffer, at.before().before(), tile_at, thread);
+      if (in_buffer != none) sums.add(in_buffer, do_at.before().before(), tile_at, thread);
     }
 
     // ---- A step: a block of queries
@@ -1854,8 +1834,8 @@ struct BackwardMainloop {
           p, tile.sequence, tile.query_head(p, step.member), first_q, tile.first_key + warp_key, here);
 
       Strip<cfg.tile_q> dp;
-      shared.do_ring().wait_full(at);
-      preset_columns(dp, shared.dsum(at), here);
+      shared.do_ring().wait_full(do_at);
+      preset_columns(dp, shared.dsum(do_at), here);
       issue_half_of_dp(dp, 0);
       if (is_first) sums.report(thread);
       // Earlier, products would wait for its fence. Later, the buffer would be needed again.
@@ -1864,65 +1844,50 @@ struct BackwardMainloop {
       // Line 11: P_ij = exp(S_ij - L_i). Line 12: dV_j += P_ij^T dO_i.
       wgmma_wait<1>();
       wgmma_pin(scores);
-      if constexpr (!Score::masks_query_end) {
-        if (is_cut) allowed.forbid(scores);
-      }
+      if (is_cut) allowed.forbid(scores);
       Rounded<cfg.tile_q> probabilities, factors;
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
         Score::template exponentiate<T>(scores, probabilities, factors, chunk, pairs, p, tile, step,
                                         shared.lse(q_at), first_q, tile.first_key + warp_key, here);
-        if constexpr (Score::masks_query_end) {
-          if (is_cut) {
-            allowed.forbid(probabilities, chunk);
-            if constexpr (Score::has_slope) allowed.forbid(factors, chunk);
-          }
-        }
         Dropping::template drop<Score::has_slope>(probabilities, factors, kept, chunk);
         if (chunk == 0) issue_half_of_dp(dp, 1);
-        issue_chunk(dv, probabilities, shared.dout(at), chunk);
+        issue_chunk(dv, probabilities, shared.dout(do_at), chunk);
       }
       const Rounded<cfg.tile_q>& factor = has_factors ? factors : probabilities;
 
       Strip<kPanelColumns> dq;
-      if constexpr (!cfg.dq_last) issue_dq(dq, at.before(), !is_first);
+      issue_dq(dq, do_at.before(), !is_first);
       // Line 14: dS_ij = P_ij (dP_ij - D_i). Line 16: dK_j += dS_ij^T Q_i. A chunk is issued once the next is
       // stored.
       wgmma_wait<chunks + (cfg.dq_last ? 0 : 1)>();
       wgmma_pin(dp);
       Rounded<cfg.tile_q> ds;
-      shared.ds_ring().wait_empty(at);
+      shared.ds_ring().wait_empty(do_at);
 #pragma unroll
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
-        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(at), here);
+        Dropping::drop_gradients(dp, kept, chunk, shared.dsum(do_at), here);
         multiply_chunk(T{}, ds, dp, factor, chunk);
-        store_chunk(shared.ds(at), warp_key, ds, chunk, here);
+        store_chunk(shared.ds(do_at), warp_key, ds, chunk, here);
         if (chunk > 0) issue_chunk(dk, ds, shared.q(q_at), chunk - 1);
       }
       fence_proxy_async_shared();
       warp_sync();
-      if (thread.lane == 0) mbarrier_arrive(shared.ds_ring().full(at));
+      if (thread.lane == 0) mbarrier_arrive(shared.ds_ring().full(do_at));
       issue_chunk(dk, ds, shared.q(q_at), chunks - 1);
-      if constexpr (cfg.dq_last) issue_dq(dq, at.before(), !is_first);
 
       wgmma_wait<chunks + 1>();
       wgmma_pin(dv);
-      shared.do_ring().release(at, thread);
+      shared.do_ring().release(do_at, thread);
       wgmma_wait<cfg.dq_last ? 0 : chunks>();
-      put_out(dq, at.before(), !is_first);
-      if constexpr (cfg.presets_ahead) {
-        // After the last step this repeats the same scores, because a branch would wait for the products.
-        auto next = q_at;
-        if (!queries.over()) next.advance();
-        preset_scores(next);
-      }
+      store_dq(dq, do_at.before(), !is_first);
       wgmma_wait<0>();
       wgmma_pin(dk);
       in_buffer = previous;
       previous = sums.number(tile, step);
       shared.q_ring().release(q_at, thread);
       q_at.advance();
-      at.advance();
+      do_at.advance();
     }
 
     // ---- Results
@@ -1937,7 +1902,7 @@ struct BackwardMainloop {
       if (Queries::has_mask && warp_any(first_row_times_zero(dk) + first_row_times_zero(dv) != 0.0f) &&
           here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
-      sums.wait_buffer(at);
+      sums.wait_buffer(do_at);
       const auto store_rows = [&](auto to, const auto& strip, const float (&factor)[2],
                                   const TensorMap& map) {
         if (here.lane == 0) bulk_wait_read<0>();
@@ -1972,7 +1937,6 @@ struct BackwardMainloop {
           shared.k_ring().wait_full(kv_at);
           sums.begin(tile);
           previous = in_buffer = none;
-          if constexpr (cfg.presets_ahead) preset_scores(q_at);
           // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the
           // group.
           while (!queries.over()) step(tile);
@@ -1992,10 +1956,10 @@ struct BackwardMainloop {
     // dQ of the last step.
     FLASHGEN_DEVICE void last_dq() {
       Strip<kPanelColumns> dq;
-      issue_dq(dq, at.before(), true);
+      issue_dq(dq, do_at.before(), true);
       wgmma_wait<0>();
-      put_out(dq, at.before(), true);
-      sums.add(previous, at.before(), tile_at, thread);
+      store_dq(dq, do_at.before(), true);
+      sums.add(previous, do_at.before(), tile_at, thread);
     }
   };
 

@@ -22,20 +22,20 @@
 //           652  The order in which persistent blocks draw tiles.
 //           688  Streaming tiles between global and shared memory.
 //           701  Where a tile of keys lies, and the queries that attend to it.
-//           818  Probabilities P of transposed scores, and the factor of dS.
-//           852  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//           912  Instructions, one per function: packed.
-//           926  Dropout of probabilities.
-//           943  Dropout of probabilities in the backward pass.
-//           973  Writing a warpgroup's results to shared and global memory.
-//          1026  What the backward mainloops do with fragments.
-//          1062  Finding NaN and infinity.
-//          1077  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1090  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1137  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1215  What the backward kernels that keep tiles of keys share.
-//          1373  The backward pass on Hopper, for heads wider than 128.
-//          1686  The kernel: its configuration, parameters and text.
+//           805  Probabilities P of transposed scores, and the factor of dS.
+//           838  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           898  Instructions, one per function: packed.
+//           912  Dropout of probabilities.
+//           929  Dropout of probabilities in the backward pass.
+//           959  Writing a warpgroup's results to shared and global memory.
+//          1012  What the backward mainloops do with fragments.
+//          1048  Finding NaN and infinity.
+//          1063  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1076  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1122  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1199  What the backward kernels that keep tiles of keys share.
+//          1345  The backward pass on Hopper, for heads wider than 128.
+//          1646  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -723,11 +723,6 @@ struct alignas(16) DenseKeyTile {
   FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
     return head * p.group + member;
   }
-  // The first head of queries of the group, counted over all sequences.
-  template <class Params>
-  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
-    return sequence * p.heads_q + head * p.group;
-  }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
@@ -738,14 +733,6 @@ struct alignas(16) DenseKeyTile {
   template <i32 tile_q, class Params>
   FLASHGEN_DEVICE i32 query_tile(const Params& p, QueryStep step) const {
     return (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
-  }
-  template <i32 tile_q, class Params>
-  FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
-    return first_head(p) % p.sum_heads * p.q_tiles;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
-    return first_sum + step.member * p.q_tiles + step.block;
   }
   template <i32 tile_kv, class Params>
   FLASHGEN_DEVICE i32 key_tile(const Params& p) const {
@@ -825,7 +812,6 @@ struct KeyTileScheduler : KeyTileCounter<Params> {
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
-  static constexpr bool presets_lse = true;
   static constexpr bool masks_query_end = false;
   static constexpr bool has_slope = false;
   // What is loaded for a block's pairs while its products are under way.
@@ -1102,7 +1088,6 @@ struct RingState {
   // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
 template <i32 slots>
@@ -1159,7 +1144,6 @@ FLASHGEN_DEVICE bool is_full_strip(const Mask& mask, i32 block, i32 first_key, i
 template <auto cfg, class Mask, bool masks_query_end, bool descending = false>
 struct BandQueries {
   static constexpr bool has_mask = Mask::is_bounded;
-  static constexpr bool sends_messages = false;
   struct Message {};
 
   i32 left;
@@ -1259,20 +1243,9 @@ struct KeyTileShared {
   FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
-  FLASHGEN_DEVICE Message& message(typename QRing::State at) const
-    requires Queries::sends_messages
-  {
-    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-  }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
   FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
-    if constexpr (Queries::sends_messages) {
-      Message read = {};
-      if (thread.lane == 0) read = message(at);
-      return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
-    } else {
-      return {};
-    }
+    return {};
   }
 };
 
@@ -1309,7 +1282,6 @@ struct KeyTileProducer {
     if (elected) {
       const u32 full = shared.q_ring().full(q_at);
       shared.q_ring().wait_empty(q_at);
-      if constexpr (Queries::sends_messages) shared.message(q_at) = message;
       mbarrier_arrive_expect_tx(full, Shared::QTile::bytes + Shared::statistics_bytes);
       tile.load_q(shared.q(q_at), p, full, step);
       tile.template load_statistics<cfg.tile_q>(shared_address(shared.lse(q_at)), p, full, step, 0);
@@ -1463,11 +1435,7 @@ struct BackwardKeysMainloop {
     // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
     FLASHGEN_DEVICE static void issue_pairs(Strip<cfg.tile_q>& scores, const Shared& shared,
                                             typename QRing::State at, Thread thread) {
-      if constexpr (Score::presets_lse) {
-        preset_columns(scores, shared.lse(at), thread);
-      } else {
-        preset_zero(scores);
-      }
+      preset_columns(scores, shared.lse(at), thread);
       issue_over_columns(scores, shared.k(), shared.q(at));
     }
     // Line 11: P_ij = exp(S_ij - L_i).
@@ -1481,7 +1449,7 @@ struct BackwardKeysMainloop {
       if (step.is_cut) {
         allowed = allowed_queries<cfg.tile_q / 2>(tile.template mask<Mask>(p, step.queries.member), first_q,
                                                   first_key, thread);
-        if constexpr (!Score::masks_query_end) allowed.forbid(scores);
+        allowed.forbid(scores);
       }
       const auto kept = draw(p, tile, step, thread);
       Factors slopes;
@@ -1489,12 +1457,6 @@ struct BackwardKeysMainloop {
       for (i32 chunk = 0; chunk < chunks; ++chunk) {
         Score::template exponentiate<T>(scores, probabilities, slopes, chunk, pairs, p, tile, step.queries,
                                         shared.lse(at), first_q, first_key, thread);
-        if constexpr (Score::masks_query_end) {
-          if (step.is_cut) {
-            allowed.forbid(probabilities, chunk);
-            if constexpr (Score::has_slope) allowed.forbid(slopes, chunk);
-          }
-        }
         Dropping::template drop<Score::has_slope>(probabilities, slopes, kept, chunk);
       }
       const Factors& factors = Score::has_slope || Dropping::drops ? slopes : probabilities;
@@ -1585,10 +1547,8 @@ struct BackwardKeysMainloop {
       // Addresses are computed in each step, to save registers.
       const Thread here = thread.recomputed();
       const QueryStep taken = queries.take([&] {
-        if constexpr (Queries::sends_messages) shared.q_ring().wait_full(message_at);
         return shared.read_message(message_at, thread);
       });
-      if constexpr (Queries::sends_messages) message_at.advance();
       const Step step = {taken, queries.is_cut(p, tile, taken, 0)};
       Role::finish_pairs(left, pairs, p, shared, tile, step, first_at, p_at, here);
       p_at.advance();

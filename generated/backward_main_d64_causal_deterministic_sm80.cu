@@ -14,8 +14,8 @@
 //           239  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //           306  Operands of warp-level matrix products.
 //           396  Warp-level matrix products.
-//           465  Banded masks.
-//           537  Walking over the tiles that a mask does not rule out.
+//           467  Banded masks.
+//           539  Walking over the tiles that a mask does not rule out.
 //           574  Streaming tiles between global and shared memory.
 //           723  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
 //           802  What the backward kernels are made of.
@@ -437,7 +437,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
@@ -560,8 +562,6 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>

@@ -23,17 +23,17 @@
 //           809  Streaming tiles between global and shared memory.
 //           822  Where a tile of keys lies, and the queries that attend to it.
 //           832  Probabilities P of transposed scores, and the factor of dS.
-//           861  Writing a warpgroup's results to shared and global memory.
-//           914  What the backward mainloops do with fragments.
-//           932  Finding NaN and infinity.
-//           947  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//           962  The sizes of a forward kernel for Hopper.
-//           985  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1024  Which tile of queries a persistent block computes next.
-//          1057  A tile of queries in the kernel that computes dQ alone.
-//          1088  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1152  The backward pass on Hopper, for heads wider than 128.
-//          1506  The kernel: its configuration, parameters and text.
+//           860  Writing a warpgroup's results to shared and global memory.
+//           913  What the backward mainloops do with fragments.
+//           931  Finding NaN and infinity.
+//           946  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           961  The sizes of a forward kernel for Hopper.
+//           984  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1022  Which tile of queries a persistent block computes next.
+//          1055  A tile of queries in the kernel that computes dQ alone.
+//          1086  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1150  The backward pass on Hopper, for heads wider than 128.
+//          1486  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -839,7 +839,6 @@ struct QueryStep {
 
 // Logits are the products, scaled. Accumulators start at -L / scale, so a product is S - L already.
 struct NoScore {
-  static constexpr bool presets_lse = true;
   // What is loaded for a block's pairs while its products are under way.
   template <i32 queries>
   struct Pairs {};
@@ -1004,7 +1003,6 @@ struct alignas(16) DenseTile {
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
-  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
   template <class Mask>
   FLASHGEN_DEVICE Mask mask(const auto& p) const {
     return Mask::of(p, sequence, head);
@@ -1090,10 +1088,11 @@ struct DenseGradientTile : DenseTile {
 // their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
-// in order. `left` is how many blocks follow, or 1 if that is not known.
+// in order. `left` is how many blocks follow, as far as that is known: at least 1 if some do.
 //
-// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
-// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), forbids_all() says
+// that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
+// allow all.
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
 // tile without allowed pairs also stores results.
@@ -1109,7 +1108,6 @@ FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto
 template <ForwardSm90Config cfg, class Mask>
 struct BandBlocks {
   static constexpr bool has_mask = Mask::is_bounded;
-  static constexpr bool sends_messages = false;
   struct Message {};
 
   i32 block;
@@ -1137,11 +1135,11 @@ struct BandBlocks {
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
   // beyond the last query do not count, because their results are never stored.
-  struct Own {
+  struct ConsumerBlocks {
     Range some, all;
   };
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same for one block of any tile. It takes fewer registers than own_of().
+  FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const { return !blocks.all.has(block); }
+  // The same for one block of any tile. It takes fewer registers than consumer_blocks().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
@@ -1231,11 +1229,6 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE Tile& tile(typename TileRing::State at) const {
       return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
     }
-    FLASHGEN_DEVICE Message& message(typename KRing::State at) const
-      requires Blocks::sends_messages
-    {
-      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-    }
     FLASHGEN_DEVICE void init() const {
       // All lanes read statistics and what is announced, and each gives them back.
       q_ring().init(1, kWarpSize * consumer_warps);
@@ -1279,7 +1272,6 @@ struct BackwardQueryMainloop {
     FLASHGEN_DEVICE void load_block(const Tile& tile, i32 block, const Message& message, bool is_first) {
       if (elected) {
         shared.k_ring().wait_empty(k_at);
-        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
         tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
         if (is_first) load_gradients(tile);
@@ -1345,15 +1337,7 @@ struct BackwardQueryMainloop {
 
     FLASHGEN_DEVICE typename VRing::State v_at() const { return {k_at.count}; }
     FLASHGEN_DEVICE Message read_message() {
-      if constexpr (Blocks::sends_messages) {
-        shared.k_ring().wait_full(k_at);
-        // One lane reads for all, and the release of the slot by one lane is enough.
-        Message read = {};
-        if (thread.lane == 0) read = shared.message(k_at);
-        return {shuffle(read.block, 0), static_cast<u32>(shuffle(static_cast<i32>(read.flags), 0))};
-      } else {
-        return {};
-      }
+      return {};
     }
     FLASHGEN_DEVICE void read_statistics() {
       const float* const rows = shared.statistics(number) + thread.warp % 4 * kWarpRows + thread.row();
@@ -1369,11 +1353,7 @@ struct BackwardQueryMainloop {
     // Line 7: S_ij = Q_i K_j^T - L_i.
     FLASHGEN_DEVICE void issue_scores(Scores& scores) {
       shared.k_ring().wait_full(k_at);
-      if constexpr (Score::presets_lse) {
-        preset_rows(scores, lse);
-      } else {
-        preset_zero(scores);
-      }
+      preset_rows(scores, lse);
       issue_over_columns(scores, shared.q().from_row(number * kWarpgroupRows), shared.k(k_at));
     }
     // Line 9: dP_ij = dO_i V_j^T - D_i.

@@ -9,9 +9,9 @@
 //
 // contents  19  Instructions, one per function: types, device, math.
 //           87  Element types.
-//          127  Single elements from floats.
-//          139  The log-sum-exps of the splits of a row.
-//          171  The kernel: its configuration, parameters and text.
+//          124  Single elements from floats.
+//          136  The log-sum-exps of the splits of a row.
+//          168  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -104,9 +104,6 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
-  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
 

@@ -15,36 +15,40 @@
 //          this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys
 //          once each
 //
-// contents   52  Instructions, one per function: types, device, copy, math, matrix.
-//           247  Element types.
-//           303  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           364  Operands of warp-level matrix products.
-//           421  Warp-level matrix products.
-//           495  Banded masks.
-//           552  Streaming tiles between global and shared memory.
-//           568  Keys and values in a cache.
-//           624  What a softmax takes exponentials of.
-//           652  What an online softmax keeps of each row from one tile of keys to the next.
-//           665  The online softmax.
-//           786  The sizes of a decode kernel.
-//           811  The rows of a tile.
-//           918  Finding NaN and infinity.
-//           937  Walking over the tiles that a mask does not rule out.
-//           974  Keeping NaN and infinity where they belong.
-//           990  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1045  Bringing keys and values to shared memory.
-//          1129  Instructions, one per function: grid.
-//          1160  Results of a part of the keys.
-//          1236  What happens to products Q K^T before the softmax.
-//          1257  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1287  From the results of warps to those of a block, and from parts to O and L.
-//          1481  Which tiles of keys a block works on.
-//          1631  Attention of few new tokens to a cache.
-//          1876  Queries for a cache of 8-bit floats.
-//          2038  Instructions, one per function: eight_bits.
-//          2073  Floats of eight bits.
-//          2100  A cache of 8-bit floats.
-//          2232  The kernel: its configuration, parameters and text.
+// contents   56  Instructions, one per function: types, device, copy, math, matrix.
+//           249  Element types.
+//           305  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           365  Operands of warp-level matrix products.
+//           422  Warp-level matrix products.
+//           498  Banded masks.
+//           555  Streaming tiles between global and shared memory.
+//           571  Keys and values in a cache.
+//           633  Instructions, one per function: grid.
+//           662  What a softmax takes exponentials of.
+//           692  What an online softmax keeps of each row from one tile of keys to the next.
+//           705  The online softmax.
+//           826  The sizes of a decode kernel.
+//           864  The rows of a tile.
+//           971  Finding NaN and infinity.
+//           990  Walking over the tiles that a mask does not rule out.
+//          1025  Keeping NaN and infinity where they belong.
+//          1041  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1103  Bringing keys and values to shared memory.
+//          1205  Blocks that go over the same keys at the same time, each for other rows.
+//          1240  Results of a part of the keys.
+//          1317  What happens to products Q K^T before the softmax.
+//          1338  The results of rows.
+//          1444  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1483  From the results of warps, each with keys of its own, to those of a block.
+//          1605  Which tiles of keys a block works on.
+//          1804  A block's share of an item.
+//          1864  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1903  Attention of few new tokens to a cache.
+//          2110  Queries for a cache of 8-bit floats.
+//          2272  Instructions, one per function: eight_bits.
+//          2307  Floats of eight bits.
+//          2334  A cache of 8-bit floats.
+//          2468  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -94,8 +98,6 @@ FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -331,7 +333,6 @@ struct SharedTile {
   FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
     return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
   }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
   FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
 };
 
@@ -467,7 +468,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
@@ -621,6 +624,41 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
           cached.len_q, cached.len_kv};
 }
 
+}  // namespace flashgen
+
+#if !defined(FLASHGEN_EMULATOR)
+
+namespace flashgen {
+
+// ---- flashgen/ptx/grid.cuh
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
+// programmatic dependent launch.
+
+// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
+
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
+FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+  u32 before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// ---- Programmatic dependent launch (sm_90 and later)
+
+}  // namespace flashgen
+#endif
 // ---- flashgen/logits.cuh
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
@@ -631,6 +669,8 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
 //     as_reference_max(x)     logit x as a reference maximum
 //     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
 //     kNoMax                  the reference maximum of a row without an allowed key so far
+
+namespace flashgen {
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -671,7 +711,7 @@ constexpr float kMaximumLag = 8.0f;
 
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
-  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
 };
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
@@ -745,7 +785,7 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (i32 h = 0; h < 2; ++h)
-          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
+          sum[m][h] += weights.weighted_sum(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }
@@ -792,11 +832,18 @@ struct DecodeConfig {
   i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
   i32 tile_kv;  // keys of a tile, 16 for each warp
   i32 stages;
-  i32 warps;
+  i32 warps;  // that compute
+  // Warps that only start copies. Without any, each warp copies what it multiplies.
+  i32 producers;
+  // Registers of a thread of either kind, where there are both.
+  i32 producer_registers;
+  i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
+  // How many tiles take as long as what an item takes beside its tiles.
+  i32 item_tiles;
   bool has_lower;
   bool has_upper;
   // Which tiles of keys hold allowed pairs depends on the query head.
@@ -807,6 +854,12 @@ struct DecodeConfig {
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
 constexpr i32 kSliceKeys = 16;
+
+// Waits for all warps that compute.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void consumers_sync() {
+  block_sync();
+}
 
 // ---- flashgen/decode/rows.cuh
 // The rows of a tile. Query heads that share a key/value head read the same keys, so their rows lie in one
@@ -960,8 +1013,6 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
@@ -1004,17 +1055,13 @@ FLASHGEN_DEVICE bool slice_holds_non_finite(Slice slice, Thread thread) {
   return warp_any(signs != 0);
 }
 
-// out += P V without the elements of V that are not finite. Results that an allowed pair brings such an
-// element become NaN. `allowed` is 1 for allowed pairs and 0 for others. O is copied to local memory, because
-// a loop keeps this rare code short.
+// sums += P V of 16 keys without the elements of V that are not finite. Results that an allowed pair brings
+// such an element become NaN. `pairs` is 1 for allowed pairs and 0 for others. A loop keeps this rare code
+// short, so `sums` lies in local memory.
 template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
-  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>& left,
+                                 const LeftFragment<T>& pairs, const Values& values) {
   const u32 ones = pack(T{}, 1.0f, 1.0f);
-  Accumulator<1, blocks> sums;
-#pragma unroll
-  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
 #pragma unroll 1
   for (i32 n = 0; n < blocks; n += 2) {
     RightFragment<T> finite[2];
@@ -1029,15 +1076,26 @@ FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumul
         finite[i].words[w] &= ~lost;
         bad.words[w] = lost & ones;
       }
-      float (&sum)[4] = sums[0][n + i];
+      float (&sum)[4] = sums[n + i];
       float reached[4] = {};
-      multiply_block<false>(sum, left.fragments[0][0], finite[i]);
-      multiply_block<false>(reached, pairs.fragments[0][0], bad);
+      multiply_block<false>(sum, left, finite[i]);
+      multiply_block<false>(reached, pairs, bad);
       mma_finish();
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? not_a_number<float>() : sum[e];
     }
   }
+}
+
+// The same for O in registers, and P and `allowed` as numbers.
+template <class T, i32 blocks, class Values>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
+                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
+  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+  Accumulator<1, blocks> sums;
+#pragma unroll
+  for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
+  add_careful<T>(sums[0], left.fragments[0][0], pairs.fragments[0][0], values);
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
 }
@@ -1049,8 +1107,8 @@ FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumul
 // here, one step before the copies that need them.
 template <bool paged>
 struct SlicePlaces {
-  // The page (without pages: the row of the cache), and the key's place in it. A negative page stands for a
-  // key that does not exist: it is never read, nor is its entry of the page table.
+  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+  // exist: it is never read, nor is its entry of the page table.
   i32 page;
   i32 row;
 
@@ -1063,105 +1121,125 @@ struct SlicePlaces {
       const i32 index = place / p.page_size;
       return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
     } else {
-      return {static_cast<i32>(cached.row), place};
+      return {0, place};
     }
   }
 
   FLASHGEN_DEVICE bool exists() const { return page >= 0; }
-  // In a tensor with these strides, in elements.
+  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
   FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    return exists() ? page * page_stride + row * row_stride : 0;
+    if (!exists()) return 0;
+    return paged ? page * page_stride + row * row_stride : row * row_stride;
+  }
+  // The place that another lane knows.
+  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+};
+
+// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
+// sectors of memory. So a lane needs few addresses, however wide the heads are.
+template <i32 slice_rows>
+struct LaneShare {
+  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
+  // The lane's rows lie this far apart.
+  static constexpr i32 row_step = kWarpSize / lanes_of_row;
+  static constexpr i32 rows = slice_rows / row_step;
+  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
+};
+
+// The places of the lane's rows.
+template <bool paged, i32 slice_rows>
+struct LanePlaces {
+  using Share = LaneShare<slice_rows>;
+  SlicePlaces<paged> rows[Share::rows];
+
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    return found;
   }
 };
 
-FLASHGEN_DEVICE i64 shuffle(i64 value, i32 lane) {
-  const u32 low = static_cast<u32>(shuffle(static_cast<i32>(value), lane));
-  return static_cast<i64>(shuffle(static_cast<i32>(value >> 32), lane)) << 32 | low;
-}
+// Copies `slice_rows` rows of one head of K or V into a tile.
+template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
+struct SliceCopies {
+  using T = typename Tile::Element;
+  using Share = LaneShare<slice_rows>;
 
-// Which chunks of a slice a lane copies: chunk `chunk` of row `row` in turn i.
-template <class Slice>
-struct LaneChunk {
-  static constexpr i32 count = Slice::rows * Slice::chunks / kWarpSize;
-  static_assert(Slice::rows * Slice::chunks % kWarpSize == 0, "all lanes copy as many chunks");
-  i32 row;
+  // The lane's first chunk of a row, and where it lies in a tile.
   i32 chunk;
-  u32 address;
+  Cursor<Tile> place;
+  // That chunk of the row at offset 0.
+  const T* data;
 
-  FLASHGEN_DEVICE static LaneChunk of(Slice slice, i32 i, Thread thread) {
-    if constexpr (kWarpSize % Slice::chunks == 0 && Slice::Layout::span == 8) {
-      // The lane's chunk is always the same, and the rows of a turn differ in other bits than those of a
-      // warp.
-      constexpr i32 rows_at_once = kWarpSize / Slice::chunks;
-      const i32 first = thread.lane / Slice::chunks, own = thread.lane % Slice::chunks,
-                step = i * rows_at_once;
-      const u32 of_first = shared_address(slice.chunk_at(first, own));
-      return {first + step, own,
-              (of_first ^ static_cast<u32>(step % 8 * kChunkBytes)) + step * Slice::row_bytes};
-    } else {
-      const i32 index = i * kWarpSize + thread.lane, own = index / Slice::chunks;
-      return {own, index % Slice::chunks, shared_address(slice.chunk_at(own, index % Slice::chunks))};
+  // The slice begins at row `first_row` of the tile.
+  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
+      : chunk(thread.lane % Share::lanes_of_row),
+        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
+        data(head + chunk * Tile::chunk_elements) {}
+
+  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
+  template <bool paged>
+  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
+                             const LanePlaces<paged, slice_rows>& places) const {
+    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
+    const u32 start = shared_address(tile.data);
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const SlicePlaces<paged>& row = places.rows[h];
+      const T* const from = data + row.offset(page_stride, row_stride);
+      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
+#pragma unroll
+      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
+        const i32 left = Tile::chunks - i * Share::lanes_of_row;
+        if (left >= Share::lanes_of_row || chunk < left)
+          copy_chunk_async<T, access_bytes>(
+              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
+              from + i * step, columns - i * step);
+      }
     }
   }
 };
 
-// Starts the copies of a slice from `data`. `offset` is that of the lane's key, and the bits of `existing`
-// tell which lanes' keys exist. Keys and columns that do not exist arrive as zeros.
-template <i32 head_dim, i32 access_bytes, class Slice>
-FLASHGEN_DEVICE void copy_slice(Slice slice, const typename Slice::Element* data, i64 offset, u32 existing,
-                                Thread thread) {
-  using T = typename Slice::Element;
-  // With more turns at a time, the addresses of wide heads lack registers.
-#pragma unroll 8
-  for (i32 i = 0; i < LaneChunk<Slice>::count; ++i) {
-    const LaneChunk<Slice> own = LaneChunk<Slice>::of(slice, i, thread);
-    const i32 column = own.chunk * Slice::chunk_elements;
-    const i64 from = shuffle(offset, own.row) + column;
-    const i32 columns = (existing >> own.row & 1u) != 0 ? head_dim - column : 0;
-    copy_chunk_async<T, access_bytes>(own.address, data + from, columns);
+// ---- flashgen/decode/team.cuh
+// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// device memory, and the others find it in L2.
+
+struct Team {
+  i32 size;
+  // This block's number in its team.
+  i32 rank;
+
+  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
+  // one.
+  template <class Params>
+  FLASHGEN_DEVICE static Team of(const Params& p) {
+    if constexpr (requires { p.team; }) {
+      return {p.team, block_idx_x() % p.team};
+    } else {
+      return {1, 0};
+    }
   }
-}
+  // In how many rounds a team computes so many tiles of rows.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
+    if constexpr (requires { p.team; }) {
+      return ceil_div(tiles, p.team);
+    } else {
+      return tiles;
+    }
+  }
+  // This block's team, and how many there are. Blocks that are left over get no work.
+  FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
+  FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
+  // The member of team `index` that has the same rows as this block.
+  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+};
 
-}  // namespace flashgen
-
-#if !defined(FLASHGEN_EMULATOR)
-
-// ---- flashgen/ptx/grid.cuh
-// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
-// programmatic dependent launch.
-
-namespace flashgen {
-
-// ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
-
-// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
-// ordered before that.
-FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
-  u32 before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(address), "r"(value)
-               : "memory");
-  return before;
-}
-FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-// ---- Programmatic dependent launch (sm_90 and later)
-
-}  // namespace flashgen
-#endif
 // ---- flashgen/decode/partials.cuh
 // Results of a part of the keys: O without its normalizer, and for each row the reference maximum and the sum
 // of exponentials. They are merged exactly, whatever the size of the logits.
-
-namespace flashgen {
 
 // The factor taken out of a row's exponentials, and their sum.
 struct RowTotal {
@@ -1205,6 +1283,7 @@ struct alignas(8) FloatPair {
 // own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
 // itself.
 struct PartSlots {
+  Team team;
   bool is_fixed;
   i32 count;
   // The item's first unit among those of all items, and the block that begins it.
@@ -1212,15 +1291,17 @@ struct PartSlots {
   i32 first_block;
 
   FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return first_unit + part;
-    return part == 0 ? 2 * first_block + 1 : 2 * (first_block + part);
+    if (is_fixed) return team.member(first_unit + part);
+    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
   }
 };
 
 // Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads call. Those of the last block see what all blocks wrote before they arrived.
+// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// arrived.
+template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  block_sync();
+  consumers_sync<cfg>();
   if (thread.index() == 0) {
     const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
     if (is_last) {
@@ -1229,7 +1310,7 @@ FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread 
     }
     shared = is_last;
   }
-  block_sync();
+  consumers_sync<cfg>();
   return shared != 0;
 }
 
@@ -1254,118 +1335,25 @@ struct NoRowScore {
   }
 };
 
-// ---- flashgen/fragments.cuh
-// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
-// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
+// ---- flashgen/decode/row_results.cuh
+// The results of rows: from parts to O and L.
 
-// Writes the columns from `first` to `end`.
-template <i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
-                                   Thread thread) {
-#pragma unroll
-  for (i32 n = first / 8; n < end / 8; ++n) {
-    const float* const four = strip + 4 * n;
-    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
-// Writes all columns.
-template <i32 count>
-FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
-  write_columns(part, strip, 0, 2 * count, thread);
-}
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
-  }
-}
-
-// ---- flashgen/decode/results.cuh
-// From the results of warps to those of a block, and from parts to O and L.
-
-// In shared memory: the totals of each warp's rows, and of the rows of the tile.
-template <DecodeConfig cfg>
-struct RowTotals {
-  RowTotal of_warps[cfg.warps][kRowBlock];
-  RowTotal of_rows[cfg.tile_q];
-};
-
-// The results of one item. All threads of the block call its functions.
+// The rows of one item. All threads that compute call its functions.
 template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
-struct DecodeResults {
+struct RowResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim_v = CacheElement::dim_v;
-  static constexpr i32 out_blocks = dim_v / 8;
-  static constexpr i32 bytes = cfg.tile_q * dim_v * static_cast<i32>(sizeof(float));
-  using Output = Accumulator<1, out_blocks>;
+  static constexpr i32 out_blocks = CacheElement::dim_v / 8;
   using Logits = typename Score::Logits;
-  using Softmax = OnlineSoftmax<1, Logits>;
 
   const Params& p;
   const DecodeItem& item;
-  // O of each warp, in the layout of its lanes.
-  float* out_of_warps;
-  RowTotals<cfg>& totals;
-  // How many warps have different rows.
-  i32 row_warps;
+  // In shared memory: the totals of the tile's rows.
+  RowTotal (&totals)[cfg.tile_q];
   Thread thread;
 
-  // Brings the warps' results to common reference maxima, and puts them into shared memory.
-  FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
-    RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals.of_warps;
-    // No warp needs the ring any more.
-    block_sync();
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      if (thread.column() == 0)
-        of_warps[thread.warp][thread.row() + 8 * h] = {softmax.reference_max[0][h], softmax.sum[0][h]};
-    }
-    block_sync();
-    const Logits logits = Score::logits(p);
-    const i32 row_block = thread.warp % row_warps;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = thread.row() + 8 * h;
-      float most = -kInfinity, total = 0.0f;
-      for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        most = maximum(most, of_warps[w][row].reference_max);
-      for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, most);
-      const float factor = weight_of_part(logits, softmax.reference_max[0][h], most);
-#pragma unroll
-      for (i32 n = 0; n < out_blocks; ++n) {
-        out[0][n][2 * h] *= factor;
-        out[0][n][2 * h + 1] *= factor;
-      }
-      if (thread.warp < row_warps && thread.column() == 0)
-        totals.of_rows[row_block * kRowBlock + row] = {most, total};
-    }
-    float flat[4 * out_blocks];
-#pragma unroll
-    for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
-    write_fragments(warp_out(thread.warp), flat, thread);
-    block_sync();
-  }
-
-  // Leaves a part's results in its slot.
-  FLASHGEN_DEVICE void store_part(i32 slot) const {
-    const auto partials = Partials<out_blocks>::of(p);
-    for (i32 row = thread.index(); row < item.rows; row += threads)
-      partials.total(slot, row) = totals.of_rows[row];
-    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      *reinterpret_cast<FloatPair*>(partials.pair(slot, n, row, thread.column())) = pair;
-    });
-  }
-
-  // Writes O and L of the whole item.
-  FLASHGEN_DEVICE void store_whole() const {
-    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      store_result(row, n, pair, with_sink(row, totals.of_rows[row]));
-    });
+  // Leaves the totals of a part in its slot.
+  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 slot) const {
+    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
   }
 
   // Merges the parts of an item, in the order of its keys.
@@ -1385,15 +1373,15 @@ struct DecodeResults {
       }
 #pragma unroll
       for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
-      if (thread.lane == 0) totals.of_rows[row] = {most, total};
+      if (thread.lane == 0) totals[row] = {most, total};
     }
-    block_sync();
+    consumers_sync<cfg>();
     // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
     // wait for all parts.
     constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
 #pragma unroll 1
     for (i32 row = thread.row(); row < item.rows; row += 8) {
-      const RowTotal total = totals.of_rows[row];
+      const RowTotal total = totals[row];
       FloatPair sums[own_blocks] = {};
 #pragma unroll parts_at_once
       for (i32 part = 0; part < slots.count; ++part) {
@@ -1416,31 +1404,6 @@ struct DecodeResults {
       for (i32 i = 0; i < own_blocks; ++i) {
         const i32 n = thread.warp + i * cfg.warps;
         if (n < out_blocks) store_result(row, n, sums[i], finished);
-      }
-    }
-  }
-
- private:
-  FLASHGEN_DEVICE float* warp_out(i32 warp) const { return out_of_warps + warp * kRowBlock * dim_v; }
-
-  // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
-  // columns. Each warp takes blocks of its own, and adds up the results of the warps.
-  template <class Visit>
-  FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
-#pragma unroll 1
-    for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
-      const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
-      float sums[4] = {};
-      for (i32 w = row_block; w < cfg.warps; w += row_warps) {
-        float of_warp[4];
-        read_fragments(of_warp, warp_out(w) + n * 4 * kWarpSize, thread);
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) sums[e] += of_warp[e];
-      }
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const i32 row = row_block * kRowBlock + thread.row() + 8 * h;
-        if (row < item.rows) visit(row, n, FloatPair{{sums[2 * h], sums[2 * h + 1]}});
       }
     }
   }
@@ -1478,6 +1441,167 @@ struct DecodeResults {
   }
 };
 
+// ---- flashgen/fragments.cuh
+// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
+// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
+
+// Writes the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// Writes all columns.
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
+  write_columns(part, strip, 0, 2 * count, thread);
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
+// Adds a strip to the fragments of one before it.
+template <i32 count>
+FLASHGEN_DEVICE void add_fragments(float* part, float (&strip)[count], Thread thread) {
+  float before[count];
+  read_fragments(before, part, thread);
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) strip[i] += before[i];
+  write_fragments(part, strip, thread);
+}
+
+// ---- flashgen/decode/results.cuh
+// From the results of warps, each with keys of its own, to those of a block.
+
+// In shared memory: the totals of each warp's rows, and of the rows of the tile.
+template <DecodeConfig cfg>
+struct RowTotals {
+  RowTotal of_warps[cfg.warps][kRowBlock];
+  RowTotal of_rows[cfg.tile_q];
+};
+
+// The results of one item. All threads that compute call its functions.
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
+struct DecodeResults {
+  static constexpr i32 dim_v = CacheElement::dim_v;
+  static constexpr i32 out_blocks = dim_v / 8;
+  // Where producers fill the ring meanwhile, results have no room but their own. So half of the warps add
+  // theirs to those of the others.
+  static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
+  static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
+  using Output = Accumulator<1, out_blocks>;
+  using Logits = typename Score::Logits;
+  using Softmax = OnlineSoftmax<1, Logits>;
+  using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
+
+  Rows rows;
+  // `slots` results of 16 rows, in the layout of a warp's lanes.
+  float* out_of_slots;
+  RowTotal (&totals_of_warps)[cfg.warps][kRowBlock];
+  // How many warps have different rows.
+  i32 row_warps;
+
+  // Brings the warps' results to common reference maxima, and puts them into shared memory.
+  FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
+    const Thread thread = rows.thread;
+    RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals_of_warps;
+    // No warp needs the ring any more.
+    consumers_sync<cfg>();
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      if (thread.column() == 0)
+        of_warps[thread.warp][thread.row() + 8 * h] = {softmax.reference_max[0][h], softmax.sum[0][h]};
+    }
+    consumers_sync<cfg>();
+    const Logits logits = Score::logits(rows.p);
+    const i32 row_block = thread.warp % row_warps;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = thread.row() + 8 * h;
+      float most = -kInfinity, total = 0.0f;
+      for (i32 w = row_block; w < cfg.warps; w += row_warps)
+        most = maximum(most, of_warps[w][row].reference_max);
+      for (i32 w = row_block; w < cfg.warps; w += row_warps)
+        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, most);
+      const float factor = weight_of_part(logits, softmax.reference_max[0][h], most);
+#pragma unroll
+      for (i32 n = 0; n < out_blocks; ++n) {
+        out[0][n][2 * h] *= factor;
+        out[0][n][2 * h + 1] *= factor;
+      }
+      if (thread.warp < row_warps && thread.column() == 0)
+        rows.totals[row_block * kRowBlock + row] = {most, total};
+    }
+    float flat[4 * out_blocks];
+#pragma unroll
+    for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
+    if constexpr (slots < cfg.warps) {
+      const bool has_rows = row_block < rows.item.row_blocks();
+      if (has_rows && thread.warp >= slots) write_fragments(slot_out(thread.warp - slots), flat, thread);
+      consumers_sync<cfg>();
+      if (has_rows && thread.warp < slots) add_fragments(slot_out(thread.warp), flat, thread);
+    } else {
+      write_fragments(slot_out(thread.warp), flat, thread);
+    }
+    consumers_sync<cfg>();
+  }
+
+  // Leaves a part's results in its slot.
+  FLASHGEN_DEVICE void store_part(i32 slot) const {
+    const auto partials = Partials<out_blocks>::of(rows.p);
+    rows.store_totals(partials, slot);
+    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
+      *reinterpret_cast<FloatPair*>(partials.pair(slot, n, row, rows.thread.column())) = pair;
+    });
+  }
+
+  // Writes O and L of the whole item.
+  FLASHGEN_DEVICE void store_whole() const {
+    for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
+      rows.store_result(row, n, pair, rows.with_sink(row, rows.totals[row]));
+    });
+  }
+
+  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+
+ private:
+  FLASHGEN_DEVICE float* slot_out(i32 slot) const { return out_of_slots + slot * kRowBlock * dim_v; }
+
+  // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
+  // columns. Each warp takes blocks of its own, and adds up the slots.
+  template <class Visit>
+  FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
+    const DecodeItem& item = rows.item;
+    const Thread thread = rows.thread;
+#pragma unroll 1
+    for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
+      const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
+      float sums[4] = {};
+      for (i32 slot = row_block; slot < slots; slot += row_warps) {
+        float own[4];
+        read_fragments(own, slot_out(slot) + n * 4 * kWarpSize, thread);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) sums[e] += own[e];
+      }
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const i32 row = row_block * kRowBlock + thread.row() + 8 * h;
+        if (row < item.rows) visit(row, n, FloatPair{{sums[2 * h], sums[2 * h + 1]}});
+      }
+    }
+  }
+};
+
 // ---- flashgen/decode/scheduler.cuh
 // Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
 // counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
@@ -1486,13 +1610,25 @@ struct DecodeResults {
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
+//
+// Units of one key/value head come before those of the next. So blocks share out the many items of short
+// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
+// has.
+//
+// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
+// tiles of rows. "Block" below is a team where there are any.
 
-// The work of one sequence: items of equal length, one for each key/value head and tile of rows.
+// Units that an item counts more than it has.
+template <DecodeConfig cfg, class Params>
+FLASHGEN_DEVICE i32 extra_units(const Params& p) {
+  return p.part_tiles == 0 ? cfg.item_tiles : 0;
+}
+
+// The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
 struct SequenceWork {
   CachedSequence cached;
   Range tiles;
-  i32 row_tiles;
-  // Units of an item, and of all items.
+  // Units of an item, and what all items count as.
   i32 units;
   i32 all_units;
 
@@ -1503,14 +1639,14 @@ struct SequenceWork {
     if constexpr (!cfg.varies_by_head)
       tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
     tiles.end = larger(tiles.end, tiles.begin + 1);
-    const i32 row_tiles = ceil_div(cached.len_q * p.group, cfg.tile_q);
+    const i32 row_tiles = Team::rounds(p, ceil_div(cached.len_q * p.group, cfg.tile_q));
     const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
-    return {cached, tiles, row_tiles, units, units * row_tiles * p.heads_kv};
+    return {cached, tiles, units, (units + extra_units<cfg>(p)) * row_tiles};
   }
 
   template <DecodeConfig cfg, class Params>
-  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 index) const {
-    const i32 head_kv = index / row_tiles, first_row = (index - head_kv * row_tiles) * cfg.tile_q;
+  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
+    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
@@ -1544,6 +1680,50 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
+// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+struct ShareCursor {
+  i32 at;
+  i32 end;
+  i32 head_kv;
+  i32 sequence;
+  i32 unit;
+
+  // Assigns the next units.
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE void advance(const Params& p, Assignment& next) {
+    const i32 extra = extra_units<cfg>(p);
+    while (at < end) {
+      SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
+      while (unit >= work.all_units) {
+        unit -= work.all_units;
+        if (++sequence == p.batch) {
+          sequence = 0;
+          ++head_kv;
+        }
+        work = SequenceWork::of<cfg, Mask>(p, sequence);
+      }
+      const i32 of_item = extra + work.units, row_tile = unit / of_item, begin = unit - row_tile * of_item;
+      const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
+      at += count;
+      unit += count;
+      // A share may end before the first tile of its last item.
+      if (begin + count <= extra) continue;
+      next = {true,
+              work.item<cfg>(p, sequence, head_kv, row_tile),
+              work.units,
+              larger(begin - extra, 0),
+              begin + count - extra,
+              first_unit};
+      // The last tiles of rows may be fewer than the blocks of a team.
+      if constexpr (requires { p.team; }) {
+        if (next.item.rows <= 0) continue;
+      }
+      return;
+    }
+    next.exists = false;
+  }
+};
+
 // The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
 // runs it.
 template <DecodeConfig cfg, class Mask>
@@ -1551,21 +1731,19 @@ struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   i32 warp_units[cfg.warps];
   Shares shares;
-  // The units that are left of the block's share, from unit `unit` of a sequence on.
-  i32 at;
-  i32 end;
-  i32 sequence;
-  i32 unit;
-  Assignment assignment;
+  // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
+  ShareCursor cursors[1 + cfg.producers];
+  // Where there are producers, the warps that compute use the first two in turns.
+  Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
 
-  // All threads of the block call. Each counts the units of consecutive sequences.
+  // All threads that compute call. Each counts the units of consecutive sequences.
   template <class Params>
   FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
     const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
     const i32 last = smaller(first + each, p.batch);
     i32 own = 0;
 #pragma unroll 4
-    for (i32 i = first; i < last; ++i) own += work_of(p, i).all_units;
+    for (i32 i = first; i < last; ++i) own += SequenceWork::of<cfg, Mask>(p, i).all_units;
     // A prefix sum over the threads.
     i32 before = own;
 #pragma unroll
@@ -1574,57 +1752,151 @@ struct DecodeScheduler {
       if (thread.lane >= distance) before += other;
     }
     if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
-    block_sync();
-    i32 all = 0;
+    consumers_sync<cfg>();
+    i32 of_head = 0;
 #pragma unroll
     for (i32 w = 0; w < cfg.warps; ++w) {
       if (w < thread.warp) before += warp_units[w];
-      all += warp_units[w];
+      of_head += warp_units[w];
     }
     before -= own;
+    const i32 all = of_head * p.heads_kv;
     // A part of many rows takes longer to merge, and has to be worth it.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    const i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, grid_dim_x()))};
-    const i32 begin = all_shares.begin(block_idx_x());
+    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
+    if constexpr (requires { p.team; }) {
+      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
+      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
+      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
+      while (least * least < each) ++least;
+    }
+    const Team team = Team::of(p);
+    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
+    const i32 begin = all_shares.begin(team.index());
+    const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
       shares = all_shares;
-      at = begin;
-      end = smaller(all, all_shares.begin(block_idx_x() + 1));
+      for (ShareCursor& cursor : cursors) {
+        cursor.at = begin;
+        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
+      }
     }
-    if (before <= begin && begin < before + own) {
+    if (before <= begin_of_head && begin_of_head < before + own) {
       // The share begins among this thread's sequences.
-      sequence = first;
-      unit = begin - before;
+      for (ShareCursor& cursor : cursors) {
+        cursor.head_kv = head_kv;
+        cursor.sequence = first;
+        cursor.unit = begin_of_head - before;
+      }
     }
   }
 
-  // Assigns the next units. All threads of the block call, when they need the last assignment no more.
+  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
-    block_sync();
-    if (thread.index() == 0) advance(p);
-    block_sync();
-    return assignment;
+    consumers_sync<cfg>();
+    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p, assignments[0]);
+    consumers_sync<cfg>();
+    return assignments[0];
+  }
+};
+
+// ---- flashgen/decode/share.cuh
+// A block's share of an item: its parts one after another, and the merge of all parts by the last block.
+
+// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
+// after that loop.
+struct ItemParts {
+  PartSlots slots;
+  // How many blocks share the item.
+  i32 blocks;
+
+  template <class Params>
+  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
+    const i32 first_block = shares.owner(assigned.first_unit);
+    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    const bool is_fixed = p.part_tiles != 0;
+    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
+            blocks};
+  }
+};
+
+// Calls visit(part, tiles) for the parts of a share: those of fixed size one by one (batch_invariant), or all
+// tiles at once.
+template <class Params, class Visit>
+FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
+  const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
+  const auto next = [&](i32 unit) { return p.part_tiles != 0 ? unit + 1 : assigned.end; };
+#pragma unroll 1
+  for (i32 unit = assigned.begin; unit < assigned.end; unit = next(unit)) {
+    const Range tiles = assigned.item.tiles;
+    visit(unit,
+          Range{tiles.begin + unit * unit_tiles, smaller(tiles.end, tiles.begin + next(unit) * unit_tiles)});
+  }
+}
+
+// `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
+// a part, and merges parts. All threads that compute call.
+template <DecodeConfig cfg, class Params, class Results, class Attend>
+FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, const Shares& shares,
+                                   u32& is_last, Thread thread, const Results& results,
+                                   const Attend& attend) {
+  ItemParts parts;
+  for_each_part(p, assigned, [&](i32 unit, Range tiles) {
+    attend(tiles);
+    parts = ItemParts::of(p, assigned, shares);
+    const PartSlots& slots = parts.slots;
+    if (slots.count == 1) {
+      results.store_whole();
+    } else {
+      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
+    }
+    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
+    // all threads have stored.
+    consumers_sync<cfg>();
+  });
+  const auto& [slots, blocks] = parts;
+  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
+                                                           static_cast<u32>(blocks), is_last, thread)))
+    results.merge(slots);
+}
+
+// ---- flashgen/decode/visited_tiles.cuh
+// Which keys, and which tiles of them, the rows of an item may attend to.
+
+template <DecodeConfig cfg, class Mask, class Params>
+struct VisitedTiles {
+  const Params& p;
+
+  // The keys that some row may attend to.
+  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
+    const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
+    return {keys.begin, smaller(keys.end, item.cached.len_kv)};
   }
 
- private:
-  template <class Params>
-  FLASHGEN_DEVICE static SequenceWork work_of(const Params& p, i32 sequence) {
-    return SequenceWork::of<cfg, Mask>(p, sequence);
+  // Those of some tiles of keys that the rows of the item may attend to: with many queries, other ones than
+  // all rows of the sequence.
+  FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
+    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+    const Range own =
+        mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
+    const i32 begin = larger(tiles.begin, own.begin);
+    return {begin, larger(begin, smaller(tiles.end, own.end))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE void advance(const Params& p) {
-    assignment.exists = at < end;
-    if (at >= end) return;
-    SequenceWork work = work_of(p, sequence);
-    for (; unit >= work.all_units; work = work_of(p, ++sequence)) unit -= work.all_units;
-    const i32 index = unit / work.units, begin = unit - index * work.units;
-    const i32 count = smaller(work.units - begin, end - at);
-    assignment = {true, work.item<cfg>(p, sequence, index), work.units, begin, begin + count, at - begin};
-    at += count;
-    unit += count;
+  // A function that tells whether a tile of keys holds allowed pairs.
+  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
+    return [this, &item](i32 tile) {
+      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+      const i32 heads = cfg.varies_by_head ? p.group : 1;
+      bool is_visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < heads; ++i) {
+        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
+      }
+      return is_visited;
+    };
   }
 };
 
@@ -1654,7 +1926,6 @@ struct DecodeMainloop {
                 "each warp has 16 rows and 16 keys of a tile");
   static constexpr i32 score_blocks = kSliceKeys / 8;
 
-  using Stored = typename CacheElement::Stored;
   using Operand = typename CacheElement::Operand;
   using KSlice = typename CacheElement::KSlice;
   using VSlice = typename CacheElement::VSlice;
@@ -1690,46 +1961,39 @@ struct DecodeMainloop {
 
   // ---- How the warps share a tile
 
-  // How many warps take different rows of the same keys: 1, 2 or 4.
+  // How many warps take different rows of the same keys: a power of two.
   FLASHGEN_DEVICE static i32 row_warps_of(const DecodeItem& item) {
-    const i32 blocks = item.row_blocks();
-    return blocks <= 2 ? blocks : cfg.warps;
+    i32 warps = 1;
+    while (warps < item.row_blocks()) warps *= 2;
+    return warps;
   }
 
   // ---- The loop over tiles of keys
-
-  // A function that tells whether a tile of keys holds allowed pairs.
-  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
-    return [this, &item](i32 tile) {
-      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-      const i32 heads = cfg.varies_by_head ? p.group : 1;
-      bool is_visited = false;
-#pragma unroll 1
-      for (i32 i = 0; i < heads; ++i) {
-        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
-      }
-      return is_visited;
-    };
-  }
 
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
 
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
                               i32 row_warps) const {
-    const i32 row_block = thread.warp % row_warps;
+    const i32 row_block = thread.warp & (row_warps - 1);
+    // A shift in place of divisions by row_warps.
+    i32 shift = 0;
+    while (1 << shift < row_warps) ++shift;
     const LaneRows rows = LaneRows::of(p, item, row_block, thread);
     const auto masks = LaneMasks<Mask>::of(p, item, rows);
     const Logits logits = Score::logits(p);
 
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
     const CacheElement cache = CacheElement::of(p, item, base);
-    const Stored* const keys = p.k + item.head_kv * p.k_head;
-    const Stored* const values = p.v + item.head_kv * p.v_head;
+    const i64 row = paged ? 0 : item.cached.row;
+    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
+        p.k + row * p.k_batch + item.head_kv * p.k_head, 0, thread);
+    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
+        p.v + row * p.v_batch + item.head_kv * p.v_head, 0, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
-    const Range existing = existing_keys(item);
-    const auto visited = visited_by(item);
+    const VisitedTiles<cfg, Mask, Params> visits{p};
+    const Range existing = visits.existing_keys(item);
+    const auto visited = visits.visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
     SlicePlaces<paged> places;
     const auto find_next = [&](Thread thread) {
@@ -1742,12 +2006,10 @@ struct DecodeMainloop {
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const u32 existing = warp_ballot(places.exists());
-        copy_slice<cfg.head_dim, cfg.access_bytes>(k_slice(stage, thread.warp), keys,
-                                                   places.offset(p.k_batch, p.k_row), existing, thread);
-        copy_slice<cfg.head_dim_v, cfg.access_bytes>(v_slice(stage, thread.warp), values,
-                                                     places.offset(p.v_batch, p.v_row), existing, thread);
-        cache.fetch(stage * cfg.warps + thread.warp, places.page, thread);
+        const auto own = LanePlaces<paged, kSliceKeys>::of(places, thread);
+        keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
+        values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
+        cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
       cp_async_commit();
@@ -1758,12 +2020,12 @@ struct DecodeMainloop {
 
     find_next(thread);
     // The numbers of the tiles whose copies are in flight. The first steps only start copies.
-    i32 under_way[cfg.stages - 1] = {};
+    i32 in_flight[cfg.stages - 1] = {};
     i32 stage = 0, filled_stage = 0;
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || under_way[0] < tiles.end; ++step) {
+    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
       const Thread here = thread.recomputed();
-      const i32 first_key = under_way[0] * cfg.tile_kv;
+      const i32 first_key = in_flight[0] * cfg.tile_kv;
       if (step >= 0) {
         // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
         cp_async_wait<cfg.stages - 2>();
@@ -1774,13 +2036,13 @@ struct DecodeMainloop {
         }
       }
 #pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) under_way[i] = under_way[i + 1];
-      under_way[cfg.stages - 2] = fetch_next(filled_stage, here);
+      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
+      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
 
 #pragma unroll 1
-      for (i32 slice = thread.warp / row_warps; slice < cfg.warps; slice += cfg.warps / row_warps) {
+      for (i32 slice = thread.warp >> shift; slice < cfg.warps; slice += cfg.warps >> shift) {
         const i32 key = first_key + slice * kSliceKeys;
         const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
         if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
@@ -1788,16 +2050,16 @@ struct DecodeMainloop {
         clear(scores);
         multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
                                                          Keys(k_slice(stage, slice), 0, here));
-        const auto own = cache.slice(stage * cfg.warps + slice, here);
-        own.scale(scores, queries);
+        const auto scales = cache.slice_scales(stage * cfg.warps + slice, here);
+        scales.apply_qk_scales(scores, queries);
         Score::apply(scores, p, item, rows, key, thread);
-        own.raise(scores);
+        scales.add_log_v_scales(scores);
         if (is_cut) {
           for_each_score(scores, [&](float& s, i32 h, i32 column) {
             if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
           });
         }
-        softmax.update(scores, out, logits, own);
+        softmax.update(scores, out, logits, scales);
         const VSlice v = v_slice(stage, slice);
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
@@ -1814,18 +2076,8 @@ struct DecodeMainloop {
       stage = next_stage(stage);
     }
     softmax.finish();
-    cache.finish(out);
+    cache.scale_and_reorder(out);
     cp_async_wait<0>();
-  }
-
-  // The keys that some row may attend to.
-  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
-    if constexpr (cfg.varies_by_head) {
-      return {0, item.cached.len_kv};
-    } else {
-      const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
-      return {keys.begin, smaller(keys.end, item.cached.len_kv)};
-    }
   }
 
   // ---- The block's share of an item
@@ -1833,34 +2085,16 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
-    const Results results{p,         item,  reinterpret_cast<float*>(base + Smem::kMerge), shared().totals,
-                          row_warps, thread};
-    const i32 first_block = shares.owner(assigned.first_unit);
-    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    const PartSlots slots{is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block};
-    const i32 unit_tiles = is_fixed ? p.part_tiles : 1;
-    // Parts of fixed size one by one (batch_invariant), or all tiles at once.
-    const i32 step = is_fixed ? 1 : assigned.end - assigned.begin;
-#pragma unroll 1
-    for (i32 unit = assigned.begin; unit < assigned.end; unit += step) {
-      const i32 first_tile = item.tiles.begin + unit * unit_tiles;
-      const Range tiles = {first_tile, smaller(item.tiles.end, first_tile + step * unit_tiles)};
+    const Results results{{p, item, shared().totals.of_rows, thread},
+                          reinterpret_cast<float*>(base + Smem::kMerge),
+                          shared().totals.of_warps,
+                          row_warps};
+    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
       Softmax softmax;
       attend(out, softmax, item, tiles, row_warps);
       results.share(out, softmax);
-      if (slots.count == 1) {
-        results.store_whole();
-      } else {
-        results.store_part(slots(is_fixed ? unit : block_idx_x() - first_block));
-      }
-      // The next copies overwrite these results.
-      block_sync();
-    }
-    if (slots.count > 1 && (blocks == 1 || arrives_last(p.counter + first_block, static_cast<u32>(blocks),
-                                                        shared().is_last, thread)))
-      results.merge(slots);
+    });
   }
 
   FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
@@ -1869,7 +2103,7 @@ struct DecodeMainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     scheduler.init(p, thread);
 #pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignment, scheduler.shares);
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
   }
 };
 
@@ -2157,16 +2391,16 @@ struct HeadScales {
   float k;
   float v;
 
-  struct Slice {
+  struct SliceScales {
     float k;
 
     template <i32 blocks, class Queries>
-    FLASHGEN_DEVICE void scale(Accumulator<1, blocks>& scores, const Queries& queries) const {
+    FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
       for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
     }
     template <class Scores>
-    FLASHGEN_DEVICE void raise(Scores&) const {}
-    FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+    FLASHGEN_DEVICE void add_log_v_scales(Scores&) const {}
+    FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
   };
 
   template <class Params>
@@ -2176,9 +2410,9 @@ struct HeadScales {
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
-  FLASHGEN_DEVICE void fetch(i32, i32, Thread) const {}
-  FLASHGEN_DEVICE Slice slice(i32, Thread) const { return {k}; }
-  FLASHGEN_DEVICE float of_results() const { return v; }
+  FLASHGEN_DEVICE void fetch_scales(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {k}; }
+  FLASHGEN_DEVICE float output_scale() const { return v; }
 };
 
 // ---- The policy
@@ -2201,15 +2435,17 @@ struct EightBitElement {
   FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
     return {Scales::of(p, item, base)};
   }
-  FLASHGEN_DEVICE void fetch(i32 slot, i32 page, Thread thread) const { scales.fetch(slot, page, thread); }
-  FLASHGEN_DEVICE typename Scales::Slice slice(i32 slot, Thread thread) const {
-    return scales.slice(slot, thread);
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {
+    scales.fetch_scales(slot, page, thread);
+  }
+  FLASHGEN_DEVICE typename Scales::SliceScales slice_scales(i32 slot, Thread thread) const {
+    return scales.slice_scales(slot, thread);
   }
   // Of each two blocks the first has the even columns of 16, and the second the odd ones. Neighbors belong
   // into one block.
   template <i32 blocks>
-  FLASHGEN_DEVICE void finish(Accumulator<1, blocks>& out) const {
-    const float factor = scales.of_results();
+  FLASHGEN_DEVICE void scale_and_reorder(Accumulator<1, blocks>& out) const {
+    const float factor = scales.output_scale();
 #pragma unroll
     for (i32 n = 0; n < blocks; n += 2) {
 #pragma unroll
@@ -2242,8 +2478,12 @@ constexpr DecodeConfig kConfig{
     .tile_kv = 64,  // keys per step
     .stages = 4,
     .warps = 4,
+    .producers = 0,
+    .producer_registers = 0,
+    .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers
     .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
+    .item_tiles = 3,          // tiles that take as long as what else an item takes
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head

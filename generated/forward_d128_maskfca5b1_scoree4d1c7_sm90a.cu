@@ -13,35 +13,36 @@
 // smem     229760 bytes
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
-// contents   52  Instructions, one per function: types, device, math, matrix.
-//           182  Element types.
-//           231  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           604  Tiles as TMA writes them and wgmma reads them.
-//           701  S = Q K^T and O += P V of the forward kernel.
-//           767  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           814  Finding NaN and infinity.
-//           843  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//           912  Dropout of probabilities.
-//           929  The sizes of a forward kernel for Hopper.
-//           960  Banded masks.
-//          1047  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1100  What a softmax takes exponentials of.
-//          1131  What an online softmax keeps of each row from one tile of keys to the next.
-//          1169  The online softmax of a warpgroup's rows.
-//          1285  Writing a warpgroup's results to shared and global memory.
-//          1305  The results of a tile.
-//          1406  Walking over the tiles that a mask does not rule out.
-//          1456  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1555  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1615  The order in which persistent blocks draw tiles.
-//          1651  Which tile of queries a persistent block computes next.
-//          1684  The scheduler.
-//          1753  Scores.
-//          1814  What happens to products Q K^T before the softmax.
-//          1862  The forward pass on Hopper.
-//          2372  What the printed text of a mask or score is made of.
-//          2558  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2668  The kernel: its configuration, parameters and text.
+// contents   53  Instructions, one per function: types, device, math, matrix.
+//           183  Element types.
+//           232  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           601  Tiles as TMA writes them and wgmma reads them.
+//           698  S = Q K^T and O += P V of the forward kernel.
+//           764  Finding NaN and infinity.
+//           793  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//           862  Dropout of probabilities.
+//           879  The sizes of a forward kernel for Hopper.
+//           910  Banded masks.
+//           996  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1048  What a softmax takes exponentials of.
+//          1079  What an online softmax keeps of each row from one tile of keys to the next.
+//          1117  The online softmax of a warpgroup's rows.
+//          1233  Writing a warpgroup's results to shared and global memory.
+//          1253  The results of a tile.
+//          1337  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1383  Walking over the tiles that a mask does not rule out.
+//          1439  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1541  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1603  The operands of the forward kernel in shared memory, and the producer that loads them.
+//          1753  The order in which persistent blocks draw tiles.
+//          1789  Which tile of queries a persistent block computes next.
+//          1822  The scheduler.
+//          1891  Scores.
+//          1948  What happens to products Q K^T before the softmax.
+//          1996  The forward pass on Hopper.
+//          2348  What the printed text of a mask or score is made of.
+//          2534  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2642  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -500,7 +501,6 @@ struct WgmmaTail<true, a, b> {
 // The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
 #define WGMMA_TEN(t) \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define WGMMA_NAMES_8 "%0, %1, %2, %3"
 #define WGMMA_NAMES_80 \
   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_NAMES_128 WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
@@ -511,11 +511,8 @@ struct WgmmaTail<true, a, b> {
   WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
 #define WGMMA_FLOATS_64(c, i) \
   WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
-#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
 #define WGMMA_REGISTERS_128(c) WGMMA_FLOATS_64(c, 0)
 
-// The numbers of the operands after the accumulators.
-#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
 #define WGMMA_FROM_128 \
   64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86
 
@@ -764,53 +761,6 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-// ---- flashgen/ring.cuh
-// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
-// one that ends a phase when the slot is full, one when it is empty again.
-
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
-template <i32 slots>
-struct RingState {
-  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
-  u32 count = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // The parity of the round.
-  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
-};
-
-template <i32 slots>
-struct Ring {
-  using State = RingState<slots>;
-
-  // The address of its barriers: full ones, then empty ones.
-  u32 barriers;
-
-  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
-  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
-
-  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
-  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
-#pragma unroll
-    for (i32 i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, fillers);
-      mbarrier_init(barriers + 8 * (slots + i), emptiers);
-    }
-  }
-  // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(State at, Thread thread) const {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(empty(at));
-  }
-};
-
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
@@ -962,7 +912,6 @@ constexpr i32 kRequestBarrier = 4;
 
 struct Range {
   i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
 // The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
@@ -1071,7 +1020,6 @@ struct alignas(16) DenseTile {
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
-  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
   FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_q; }
   template <class Mask>
   FLASHGEN_DEVICE Mask mask(const auto& p) const {
@@ -1339,22 +1287,6 @@ struct TmaEpilogue {
   }
 };
 
-// Zeroes what was computed for rows beyond the warp's first `used` ones: such queries attend to nothing.
-template <i32 count>
-FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 used, Thread thread) {
-  if (used >= kWarpRows) return;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const bool is_used = 8 * h + thread.row() < used;
-    rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < count / 2; ++i) {
-      float& o = out[4 * (i / 2) + 2 * h + i % 2];
-      o = is_used ? o : 0.0f;
-    }
-  }
-}
-
 // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
 template <class T, class Score, class DropoutPolicy, class Epilogue, bool forbids_values>
 FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics rows) {
@@ -1368,7 +1300,6 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
             row = tile.first_q + warp_row;
   const auto logits = Score::logits(p);
   const i32 used = tile.len_q(p) - row;
-  if constexpr (!tile.ends_with_tensor) clear_unused(rows, out, used, thread);
   // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
@@ -1403,6 +1334,52 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   shared.tile_ring().release(tile_at, thread);
 }
 
+// ---- flashgen/ring.cuh
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
+template <i32 slots>
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // The parity of the round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+};
+
+template <i32 slots>
+struct Ring {
+  using State = RingState<slots>;
+
+  // The address of its barriers: full ones, then empty ones.
+  u32 barriers;
+
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+#pragma unroll
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    }
+  }
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival per warp, once all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
+  }
+};
+
 // ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
@@ -1429,6 +1406,12 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // How many tiles follow among those that were tested together.
+  FLASHGEN_DEVICE i32 following() const {
+    i32 count = 0;
+    for (u32 left = others; left != 0; left &= left - 1) ++count;
+    return count;
+  }
   // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
@@ -1458,10 +1441,11 @@ struct Walk {
 // their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
-// in order. `left` is how many blocks follow, or 1 if that is not known.
+// in order. `left` is how many blocks follow, as far as that is known: at least 1 if some do.
 //
-// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
-// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), forbids_all() says
+// that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
+// allow all.
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
 // tile without allowed pairs also stores results.
@@ -1478,7 +1462,6 @@ FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto
 template <ForwardSm90Config cfg, class Mask>
 struct SparseBlocks {
   static constexpr bool has_mask = true;
-  static constexpr bool sends_messages = true;
   struct alignas(8) Message {
     i32 block;
     // Bit 0: the last block of the tile. For consumer i, bit 1 + i: the mask allows every pair; bit 8 + i:
@@ -1522,8 +1505,7 @@ struct SparseBlocks {
     for (bool is_last = false; !is_last;) {
       if (!walk.over()) walk.advance(thread, is_visited);
       is_last = walk.over();
-      // Only whether a block follows is known, not how many.
-      visit(block, is_last ? 0 : 1, Message{block, flags | static_cast<u32>(is_last)});
+      visit(block, is_last ? 0 : 1 + walk.following(), Message{block, flags | static_cast<u32>(is_last)});
       block = walk.tile;
       flags = flags_of(walk.lane());
     }
@@ -1539,16 +1521,20 @@ struct SparseBlocks {
 
   FLASHGEN_DEVICE bool is_last() const { return (flags & 1u) != 0; }
 
-  struct Own {
+  struct ConsumerBlocks {
     i32 consumer;
   };
-  FLASHGEN_DEVICE static Own own_of(const auto&, const auto&, i32 consumer) { return {consumer}; }
-  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return (flags >> (kEmpty + own.consumer) & 1u) != 0; }
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const {
-    return (flags >> (kFull + own.consumer) & 1u) == 0;
+  FLASHGEN_DEVICE static ConsumerBlocks consumer_blocks(const auto&, const auto&, i32 consumer) {
+    return {consumer};
+  }
+  FLASHGEN_DEVICE bool forbids_all(const ConsumerBlocks& blocks) const {
+    return (flags >> (kEmpty + blocks.consumer) & 1u) != 0;
+  }
+  FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const {
+    return (flags >> (kFull + blocks.consumer) & 1u) == 0;
   }
   FLASHGEN_DEVICE bool needs_mask(const auto&, const auto&, i32 consumer) const {
-    return needs_mask(Own{consumer});
+    return needs_mask(ConsumerBlocks{consumer});
   }
 };
 
@@ -1568,6 +1554,8 @@ struct TileChecks {
   // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
   // complete when the scheduler refills the slot.
   static constexpr u32 kTiles = kForwardTileStages;
+  // Beyond the numbers of all tiles, so that the scheduler finds no such tile.
+  static constexpr i32 kNoTile = 0x7fffffff;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
 
   // An mbarrier. Its only phase ends when the consumers have checked all tiles announced before the drain.
@@ -1608,8 +1596,158 @@ struct TileChecks {
   // ---- One lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
-  // A number beyond all tiles if no failed tile is left.
-  FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
+  // The number of a failed tile, once for each; kNoTile if none is left.
+  FLASHGEN_DEVICE i32 take_failed() { return taken < queued ? queue[taken++] : kNoTile; }
+};
+
+// ---- flashgen/sm90/forward_producer.cuh
+// The operands of the forward kernel in shared memory, and the producer that loads them.
+
+// What the warps of a thread block share. Smem holds the offsets in shared memory, which the plan computes.
+template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks>
+struct ForwardShared {
+  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using QRing = Ring<cfg.q_stages>;
+  using KRing = Ring<cfg.stages>;
+  using VRing = Ring<cfg.stages>;
+  using TileRing = Ring<kForwardTileStages>;
+  using Checks = TileChecks<kConsumerWarps>;
+  using Message = typename Blocks::Message;
+
+  u8* base;
+  u32 start;
+
+  FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
+  FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
+  FLASHGEN_DEVICE Tile& tile(auto at) const {
+    return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+  }
+  FLASHGEN_DEVICE Message& message(auto at) const {
+    return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
+  }
+  FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
+
+  FLASHGEN_DEVICE void init() const {
+    q_ring().init(1, kConsumerWarps);
+    k_ring().init(1, kConsumerWarps);
+    v_ring().init(1, kConsumerWarps);
+    // The producer reads announcements, too.
+    tile_ring().init(1, kConsumerWarps + 1);
+    checks().init();
+    fence_mbarrier_init();
+  }
+};
+
+// The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
+// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
+struct ForwardProducer {
+  // It requests the next tile when at most this many blocks of the current one follow.
+  static constexpr i32 kBlocksAfterRequest = 4;
+  using Message = typename Blocks::Message;
+
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  bool elected;
+  typename Shared::QRing::State q_at;
+  typename Shared::KRing::State k_at;
+  typename Shared::VRing::State v_at;
+  typename Shared::TileRing::State tile_at;
+  // The first tile whose Q is not loaded yet.
+  typename Shared::TileRing::State q_tile_at;
+  // The block whose V is not loaded yet, or -1, and the slot of its tile.
+  i32 pending_block = -1;
+  typename Shared::TileRing::State pending_tile_at;
+
+  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
+  FLASHGEN_DEVICE void sync_loading_lanes() const {}
+  FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
+  // Loads Q of the tile at q_tile_at, unless there is no such tile.
+  FLASHGEN_DEVICE void load_q() {
+    shared.tile_ring().wait_full(q_tile_at);
+    const Tile tile = shared.tile(q_tile_at);
+    if (tile.kind < TileKind::normal) return;
+    if (elected) {
+      shared.q_ring().wait_empty(q_at);
+      mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), Shared::QTile::bytes);
+      tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
+    }
+    q_at.advance();
+    q_tile_at.advance();
+  }
+  FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
+    if (elected) {
+      shared.k_ring().wait_empty(k_at);
+      shared.message(k_at) = message;
+      mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+    k_at.advance();
+  }
+  // V of a step is loaded after K of the next one, because consumers need it later.
+  FLASHGEN_DEVICE void load_pending_v() {
+    if (pending_block < 0) return;
+    const Tile tile = shared.tile(pending_tile_at);
+    if (elected) {
+      shared.v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), Shared::VTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads())
+      tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
+    v_at.advance();
+    if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
+    pending_block = -1;
+  }
+  FLASHGEN_DEVICE void request_tile() {
+    warp_sync();
+    named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
+  }
+
+  FLASHGEN_DEVICE void run() {
+    for (;; tile_at.advance()) {
+      shared.tile_ring().wait_full(tile_at);
+      const Tile tile = shared.tile(tile_at);
+      if (tile.kind < TileKind::normal) {
+        load_pending_v();
+        shared.tile_ring().release(tile_at, thread);
+        if (tile.kind == TileKind::end) return;
+        request_tile();
+        q_tile_at.advance();
+        continue;
+      }
+      bool has_requested = false;
+      Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
+        // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
+        // could run through all blocks first, and the elected lane would stand still meanwhile.
+        warp_sync();
+        // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
+        // that its Q arrives in time.
+        if (!has_requested && left <= kBlocksAfterRequest) {
+          request_tile();
+          has_requested = true;
+        }
+        load_k(tile, block, message);
+        load_pending_v();
+        if (q_tile_at.count == tile_at.count) load_q();
+        if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1) load_q();
+        pending_block = block;
+        pending_tile_at = tile_at;
+      });
+    }
+  }
 };
 
 // ---- flashgen/sm90/sections.cuh
@@ -1739,7 +1877,7 @@ struct SchedulerWarp {
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {
-        next = is_drained ? checks.next_failed() : tiles.draw();
+        next = is_drained ? checks.take_failed() : tiles.draw();
       }
       number = shuffle(next, 0);
     }
@@ -1792,20 +1930,16 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
       const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
         s = score.value(s * scale, first, row, column, pair...);
       };
-      if constexpr (Score::has_near) {
-        float square = 0.0f;
-        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
-          square = maximum(square, score.square(s * scale, first, row, column, pair...));
-        });
-        if (warp_any(!score.is_near(square))) {
-          for_each(compute);
-        } else {
-          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
-            s = score.template value<true>(s * scale, first, row, column, pair...);
-          });
-        }
-      } else {
+      float square = 0.0f;
+      for_each([&](float s, i32 row, i32 column, const auto&... pair) {
+        square = maximum(square, score.square(s * scale, first, row, column, pair...));
+      });
+      if (warp_any(!score.is_near(square))) {
         for_each(compute);
+      } else {
+        for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
+          s = score.template value<true>(s * scale, first, row, column, pair...);
+        });
       }
     }
   }
@@ -1871,170 +2005,27 @@ struct ExpressionScore {
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets in
-// shared memory, which the plan computes. Each other policy has a header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
+// header of its own.
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
           class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
-  // The producer requests the next tile when at most this many blocks of the current one follow.
-  static constexpr i32 kBlocksAfterRequest = 4;
-  // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
-  // warpgroups keep the tensor cores busy, and there are no registers for a second P.
-  static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
   // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
   // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
-  using Checks = TileChecks<kConsumerWarps>;
+  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks>;
+  using QRing = typename Shared::QRing;
+  using KRing = typename Shared::KRing;
+  using VRing = typename Shared::VRing;
+  using TileRing = typename Shared::TileRing;
   using Logits = typename Score::Logits;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Message = typename Blocks::Message;
-
-  // ---- What the warps of a block share
-
-  struct Shared {
-    u8* base;
-    u32 start;
-
-    FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-    FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-    FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
-    FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-    FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-    FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
-    FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
-    // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
-    FLASHGEN_DEVICE Tile& tile(auto at) const {
-      return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
-    }
-    FLASHGEN_DEVICE Message& message(auto at) const {
-      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-    }
-    FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
-
-    FLASHGEN_DEVICE void init() const {
-      q_ring().init(1, kConsumerWarps);
-      k_ring().init(1, kConsumerWarps);
-      v_ring().init(1, kConsumerWarps);
-      // The producer reads announcements, too.
-      tile_ring().init(1, kConsumerWarps + 1);
-      checks().init();
-      fence_mbarrier_init();
-    }
-  };
-
-  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane
-  // that came late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-
-  struct Producer {
-    const Params& p;
-    Shared shared;
-    Thread thread;
-    bool elected;
-    typename QRing::State q_at;
-    typename KRing::State k_at;
-    typename VRing::State v_at;
-    typename TileRing::State tile_at;
-    // The first tile whose Q is not loaded yet.
-    typename TileRing::State q_tile_at;
-    // The block whose V is not loaded yet, or -1, and the slot of its tile.
-    i32 pending_block = -1;
-    typename TileRing::State pending_tile;
-
-    // Whether this lane loads K and V. If all lanes do, they first wait for the one that saw the empty slot.
-    FLASHGEN_DEVICE bool may_load() const {
-      if constexpr (Tile::warp_loads) warp_sync();
-      return Tile::warp_loads || elected;
-    }
-    // Loads Q of the tile at q_tile_at, unless there is no such tile.
-    FLASHGEN_DEVICE void load_q() {
-      shared.tile_ring().wait_full(q_tile_at);
-      const Tile tile = shared.tile(q_tile_at);
-      if (tile.kind < TileKind::normal) return;
-      if (elected) {
-        shared.q_ring().wait_empty(q_at);
-        mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
-        tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
-      }
-      q_at.advance();
-      q_tile_at.advance();
-    }
-    FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-      if (elected) {
-        shared.k_ring().wait_empty(k_at);
-        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
-        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-      }
-      if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
-      k_at.advance();
-    }
-    // V of a step is loaded after K of the next one, because consumers need it later.
-    FLASHGEN_DEVICE void load_pending_v() {
-      if (pending_block < 0) return;
-      const Tile tile = shared.tile(pending_tile);
-      if (elected) {
-        shared.v_ring().wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-      }
-      if (may_load())
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
-      v_at.advance();
-      if (pending_tile.count != tile_at.count) shared.tile_ring().release(pending_tile, thread);
-      pending_block = -1;
-    }
-    FLASHGEN_DEVICE void request_tile() {
-      warp_sync();
-      named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
-    }
-
-    FLASHGEN_DEVICE void run() {
-      for (;; tile_at.advance()) {
-        shared.tile_ring().wait_full(tile_at);
-        const Tile tile = shared.tile(tile_at);
-        if (tile.kind < TileKind::normal) {
-          load_pending_v();
-          shared.tile_ring().release(tile_at, thread);
-          if (tile.kind == TileKind::end) return;
-          request_tile();
-          q_tile_at.advance();
-          continue;
-        }
-        bool has_requested = false;
-        Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
-          // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
-          // could run through all blocks first, and the elected lane would stand still meanwhile.
-          warp_sync();
-          // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
-          // that its Q arrives in time.
-          if (!has_requested && left <= kBlocksAfterRequest) {
-            request_tile();
-            has_requested = true;
-          }
-          load_k(tile, block, message);
-          load_pending_v();
-          if (q_tile_at.count == tile_at.count) load_q();
-          if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1)
-            load_q();
-          pending_block = block;
-          pending_tile = tile_at;
-        });
-      }
-    }
-  };
-
-  // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
   // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
   // uniform register.
@@ -2050,6 +2041,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
   };
 
+  // A consumer: a warpgroup that computes 64 rows of a tile.
   struct Consumer {
     const Params& p;
     Shared shared;
@@ -2060,9 +2052,9 @@ struct ForwardMainloop {
     typename KRing::State k_at;
     typename VRing::State v_at;
     typename TileRing::State tile_at;
-    // The tile of the newest step, and its blocks that matter to this consumer's rows.
+    // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
-    typename Blocks::Own own;
+    typename Blocks::ConsumerBlocks consumer_blocks;
     RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
@@ -2072,12 +2064,8 @@ struct ForwardMainloop {
     // ---- The stream of steps
 
     FLASHGEN_DEVICE Message read_message() {
-      if constexpr (Blocks::sends_messages) {
-        shared.k_ring().wait_full(k_at);
-        return shared.message(k_at);
-      } else {
-        return {};
-      }
+      shared.k_ring().wait_full(k_at);
+      return shared.message(k_at);
     }
     FLASHGEN_DEVICE Step next_tile() {
       shared.tile_ring().wait_full(tile_at);
@@ -2086,7 +2074,7 @@ struct ForwardMainloop {
       Step step = {tile.kind, {}, 0};
       if (step.exists()) {
         step.blocks.begin(p, tile, [&]() { return read_message(); });
-        own = Blocks::own_of(p, tile, number);
+        consumer_blocks = Blocks::consumer_blocks(p, tile, number);
       }
       return step;
     }
@@ -2097,13 +2085,13 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether this consumer computes the newest step. It skips steps without allowed pairs of its rows,
-    // except the last step of a tile, after which it stores results.
-    FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last() || !step.blocks.is_empty(own);
+    // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
+    // rows, except the last step of a tile, after which it stores results.
+    FLASHGEN_DEVICE bool computes(const Step& step) const {
+      return step.is_last() || !step.blocks.forbids_all(consumer_blocks);
     }
     // Whether the mask forbids some pair of the newest step and this consumer's rows.
-    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -2174,10 +2162,10 @@ struct ForwardMainloop {
     // ---- Results
 
     // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
-    FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
+    FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile(), rows);
+      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
     }
 
     // ---- The mainloop
@@ -2190,7 +2178,7 @@ struct ForwardMainloop {
       Step next = next_tile();
       for (;;) {
         while (next.exists()) {
-          next = skip_to_own(next);
+          next = skip_empty_steps(next);
           // Nothing overlaps the first scores.
           Step step = next;
           Probabilities probabilities;
@@ -2211,8 +2199,8 @@ struct ForwardMainloop {
     }
 
     // Skips steps that this consumer does not compute. It still passes on its turn to issue products.
-    FLASHGEN_DEVICE Step skip_to_own(Step step) {
-      while (!is_own(step)) {
+    FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
+      while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
         release_k(step);
         shared.v_ring().wait_full(v_at);
@@ -2233,21 +2221,17 @@ struct ForwardMainloop {
         step = next;
         next = after(step);
       };
-      const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
-      if constexpr (kOverlapsOwnProducts) {
-        // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
-        // writes.
-        Probabilities others;
-        while (continues()) {
-          overlap(probabilities, others);
-          if (!continues()) {
-            copy_operands(probabilities, others, p.len_q);
-            break;
-          }
-          overlap(others, probabilities);
+      const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
+      // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
+      // writes.
+      Probabilities others;
+      while (continues()) {
+        overlap(probabilities, others);
+        if (!continues()) {
+          copy_operands(probabilities, others, p.len_q);
+          break;
         }
-      } else {
-        while (continues()) overlap(probabilities, probabilities);
+        overlap(others, probabilities);
       }
     }
     FLASHGEN_DEVICE void wait_qk(bool is_first) {
@@ -2284,22 +2268,14 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
-      if constexpr (kOverlapsOwnProducts) {
-        wgmma_wait<1>();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
-        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                  shared.start);
-        wgmma_wait<0>();
-        wgmma_pin(out);
-        release_v();
-      } else {
-        wgmma_wait<0>();
-        wgmma_pin(out);
-        release_v();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
-      }
+      wgmma_wait<1>();
+      rescales = take_exponentials(next, pairs, kept, checks);
+      round_to<T, cfg.tile_kv>(next_probabilities, scores);
+      wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
+                                shared.start);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+      release_v();
       if (step.is_last()) {
         store(finished);
       } else if (!cfg.anchored && rescales) {
@@ -2313,9 +2289,9 @@ struct ForwardMainloop {
       if (leaves_out_values(step)) {
         if (step.accumulates == 0) clear_strip(out);
         u32 allowed[2];
-        const Tile own = tile_of(step);
-        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
-                                      step.first_key(), thread);
+        const Tile step_tile = tile_of(step);
+        find_allowed<cfg.tile_kv / 8>(allowed, step_tile.template mask<Mask>(p),
+                                      step_tile.first_q + warp_row(), step.first_key(), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {
@@ -2332,11 +2308,10 @@ struct ForwardMainloop {
     }
     // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
-      return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
+      return shared.tile(step.is_last() ? finished_tile_at() : typename TileRing::State{tile_at.count - 1});
     }
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
-      if constexpr (!kForbidsValues) return false;
       return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
              panels_hold_non_finite(shared.v(v_at), shared.base, thread);
     }
@@ -2363,7 +2338,8 @@ struct ForwardMainloop {
       Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
+      if (thread.warp == 0)
+        ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
     }
   }
@@ -2574,25 +2550,23 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::has_rest) {
 #pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
+    constexpr i32 at_once = Mask::is_light ? 4 : 1;
+    static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+    const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
 #pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
+    for (i32 begin = 0; begin < count; begin += at_once) {
 #pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
+      for (i32 i = begin; i < begin + at_once; ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
+        for (i32 h = 0; h < 2; ++h) {
+          if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
         }
       }
     }

@@ -14,14 +14,14 @@
 //           264  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //           327  Operands of warp-level matrix products.
 //           426  Warp-level matrix products.
-//           495  Banded masks.
-//           557  Streaming tiles between global and shared memory.
-//           664  Keeping NaN and infinity where they belong.
-//           709  Single elements from floats.
-//           721  What a softmax takes exponentials of.
-//           735  The exponentials of a softmax that subtracts the maximum of each row.
-//           752  What FlashAttention-1's forward kernel is made of.
-//           830  The kernel: its configuration, parameters and text.
+//           497  Banded masks.
+//           559  Streaming tiles between global and shared memory.
+//           666  Keeping NaN and infinity where they belong.
+//           711  Single elements from floats.
+//           723  What a softmax takes exponentials of.
+//           737  The exponentials of a softmax that subtracts the maximum of each row.
+//           754  What FlashAttention-1's forward kernel is made of.
+//           832  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -467,7 +467,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll

@@ -8,17 +8,17 @@
 // smem     49152 bytes
 //
 // contents   26  Instructions, one per function: types, device, copy, math, matrix.
-//           185  Element types.
-//           246  Finding NaN and infinity.
-//           263  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           330  Operands of warp-level matrix products.
-//           420  Warp-level matrix products.
-//           489  Banded masks.
-//           522  Streaming tiles between global and shared memory.
-//           635  Keeping NaN and infinity where they belong.
-//           705  What the backward kernels are made of.
-//           749  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//           938  The kernel: its configuration, parameters and text.
+//           174  Element types.
+//           234  Finding NaN and infinity.
+//           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           318  Operands of warp-level matrix products.
+//           408  Warp-level matrix products.
+//           479  Banded masks.
+//           512  Streaming tiles between global and shared memory.
+//           625  Keeping NaN and infinity where they belong.
+//           695  What the backward kernels are made of.
+//           719  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//           908  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -113,17 +113,6 @@ FLASHGEN_DEVICE void cp_async_wait() {
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
-// 2^x within 2 ulp. Subnormal results are flushed to zero.
-FLASHGEN_DEVICE float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
-  float d;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -187,7 +176,6 @@ FLASHGEN_DEVICE void mma_finish() {}
 
 namespace flashgen {
 
-constexpr float kLog2E = 0x1.715476p+0f;
 constexpr i32 kWarpSize = 32;
 // The widest access of a thread, and the unit of swizzles.
 constexpr i32 kChunkBytes = 16;
@@ -461,7 +449,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
@@ -725,26 +715,6 @@ struct WarpShare {
   FLASHGEN_DEVICE static i32 row(i32 warp) { return warp / beside * warp_rows; }
   FLASHGEN_DEVICE static i32 column(i32 warp) { return warp % beside * warp_columns; }
 };
-
-// Turns scores S into probabilities P = exp(S - L), with L of the warp's rows.
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void probabilities(Accumulator<row_blocks, column_blocks>& scores, const float* lse,
-                                   float scale_log2, Thread thread) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float lse_log2 = lse[16 * m + 8 * h + thread.row()] * kLog2E;
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -lse_log2));
-        }
-      }
-    }
-  }
-}
 
 // ---- flashgen/lineage/product.cuh
 // The matrix products of standard attention, C = A B^T, A B or A^T B: a block computes one tile of C and

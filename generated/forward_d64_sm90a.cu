@@ -12,31 +12,32 @@
 // smem     205248 bytes
 // because  three warpgroups, as exponentials and not products set the pace at this width
 //
-// contents   47  Instructions, one per function: types, device, math, matrix.
-//           174  Element types.
-//           220  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           597  Tiles as TMA writes them and wgmma reads them.
-//           694  S = Q K^T and O += P V of the forward kernel.
-//           760  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           807  Finding NaN and infinity.
-//           836  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//           905  Dropout of probabilities.
-//           922  The sizes of a forward kernel for Hopper.
-//           953  Banded masks.
-//          1045  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1094  What a softmax takes exponentials of.
-//          1124  What an online softmax keeps of each row from one tile of keys to the next.
-//          1162  The online softmax of a warpgroup's rows.
-//          1278  Writing a warpgroup's results to shared and global memory.
-//          1298  The results of a tile.
-//          1399  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1471  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1531  The order in which persistent blocks draw tiles.
-//          1567  Which tile of queries a persistent block computes next.
-//          1600  The scheduler.
-//          1669  What happens to products Q K^T before the softmax.
-//          1691  The forward pass on Hopper.
-//          2203  The kernel: its configuration, parameters and text.
+// contents   48  Instructions, one per function: types, device, math, matrix.
+//           171  Element types.
+//           216  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           575  Tiles as TMA writes them and wgmma reads them.
+//           672  S = Q K^T and O += P V of the forward kernel.
+//           738  Finding NaN and infinity.
+//           767  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//           822  Dropout of probabilities.
+//           839  The sizes of a forward kernel for Hopper.
+//           870  Banded masks.
+//           956  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1004  What a softmax takes exponentials of.
+//          1033  What an online softmax keeps of each row from one tile of keys to the next.
+//          1071  The online softmax of a warpgroup's rows.
+//          1177  Writing a warpgroup's results to shared and global memory.
+//          1197  The results of a tile.
+//          1271  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1317  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1389  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1451  The operands of the forward kernel in shared memory, and the producer that loads them.
+//          1597  The order in which persistent blocks draw tiles.
+//          1633  Which tile of queries a persistent block computes next.
+//          1666  The scheduler.
+//          1735  What happens to products Q K^T before the softmax.
+//          1755  The forward pass on Hopper.
+//          2094  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -58,10 +59,6 @@ using i64 = long long;
 
 struct bfloat16_t {
   u16 bits;
-};
-
-struct alignas(16) Vec16 {
-  u32 words[4];
 };
 
 }  // namespace flashgen
@@ -177,7 +174,6 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 // The widest access of a thread, and the unit of swizzles.
@@ -443,20 +439,6 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Makes the assembler compute `values` before the next wait. It moves waits up across arithmetic, which then
-// no longer overlaps the products, but not into or across branches. So this branches if `not_negative` is
-// negative, which never happens, and then stores the values to `scratch` in shared memory.
-template <i32 count>
-FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&values)[count][4], float not_negative,
-                                               u32 scratch) {
-  if (not_negative >= 0.0f) return;
-#pragma unroll
-  for (i32 i = 0; i < count; ++i)
-    asm volatile("st.shared.v4.b32 [%4], {%0, %1, %2, %3};" ::"r"(values[i][0]), "r"(values[i][1]),
-                 "r"(values[i][2]), "r"(values[i][3]), "r"(scratch + 16 * i)
-                 : "memory");
-}
-
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -489,7 +471,6 @@ struct WgmmaTail<true, a, b> {
 // The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
 #define WGMMA_TEN(t) \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define WGMMA_NAMES_8 "%0, %1, %2, %3"
 #define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
 #define WGMMA_NAMES_80 \
   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
@@ -501,12 +482,9 @@ struct WgmmaTail<true, a, b> {
   WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
 #define WGMMA_FLOATS_64(c, i) \
   WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
-#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
 #define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
 #define WGMMA_REGISTERS_128(c) WGMMA_FLOATS_64(c, 0)
 
-// The numbers of the operands after the accumulators.
-#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
 #define WGMMA_FROM_64 \
   32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
 #define WGMMA_FROM_128 \
@@ -757,53 +735,6 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-// ---- flashgen/ring.cuh
-// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
-// one that ends a phase when the slot is full, one when it is empty again.
-
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
-template <i32 slots>
-struct RingState {
-  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
-  u32 count = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // The parity of the round.
-  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
-};
-
-template <i32 slots>
-struct Ring {
-  using State = RingState<slots>;
-
-  // The address of its barriers: full ones, then empty ones.
-  u32 barriers;
-
-  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
-  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
-  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
-
-  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
-  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
-#pragma unroll
-    for (i32 i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, fillers);
-      mbarrier_init(barriers + 8 * (slots + i), emptiers);
-    }
-  }
-  // A ring begins empty: waits of the first round are for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival per warp, once all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(State at, Thread thread) const {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(empty(at));
-  }
-};
-
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
@@ -838,20 +769,6 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
 
 template <class T>
 constexpr u32 kOnes = 0x3f803f80u;
-
-// Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
-template <class Tile>
-FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
-  u32 signs = 0;
-#pragma unroll 1
-  for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
-    const Vec16 chunk =
-        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
-  }
-  return warp_any(signs != 0);
-}
 
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
 // pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
@@ -988,12 +905,6 @@ struct Band {
     return {ceil_div(begin, tile), larger(end, 0) / tile};
   }
 
-  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
-  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    bool empty = k_begin >= len_kv;
-    return empty;
-  }
-
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
@@ -1069,7 +980,6 @@ struct alignas(16) DenseTile {
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
-  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
   FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_q; }
   template <class Mask>
   FLASHGEN_DEVICE Mask mask(const auto& p) const {
@@ -1115,7 +1025,6 @@ struct ScaledProducts {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
-  FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit * kLog2E; }
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
@@ -1258,16 +1167,6 @@ FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<colum
     probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
 }
 
-// Copies operands that a product in flight reads. Without the XOR ptxas would give both the same registers,
-// and one could not be written while a product reads the other. It cannot know that the sign bit of
-// `not_negative` is 0.
-template <i32 count>
-FLASHGEN_DEVICE void copy_operands(u32 (&to)[count][4], const u32 (&from)[count][4], i32 not_negative) {
-  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
-#pragma unroll
-  for (i32 i = 0; i < 4 * count; ++i) to[i / 4][i % 4] = from[i / 4][i % 4] ^ zero;
-}
-
 // Multiplies a warpgroup's rows by a factor each.
 template <i32 count>
 FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
@@ -1332,22 +1231,6 @@ struct TmaEpilogue {
   }
 };
 
-// Zeroes what was computed for rows beyond the warp's first `used` ones: such queries attend to nothing.
-template <i32 count>
-FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 used, Thread thread) {
-  if (used >= kWarpRows) return;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const bool is_used = 8 * h + thread.row() < used;
-    rows.sum[h] = is_used ? rows.sum[h] : 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < count / 2; ++i) {
-      float& o = out[4 * (i / 2) + 2 * h + i % 2];
-      o = is_used ? o : 0.0f;
-    }
-  }
-}
-
 // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
 template <class T, class Score, class DropoutPolicy, class Epilogue, bool forbids_values>
 FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics rows) {
@@ -1361,7 +1244,6 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
             row = tile.first_q + warp_row;
   const auto logits = Score::logits(p);
   const i32 used = tile.len_q(p) - row;
-  if constexpr (!tile.ends_with_tensor) clear_unused(rows, out, used, thread);
   // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
@@ -1369,16 +1251,6 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     scale[h] = 1.0f;
-    if constexpr (Score::has_sink) {
-      const float sink = logits.as_reference_max(Score::sink(p, tile));
-      const float reference = maximum(rows.reference_max[h], sink);
-      const bool is_used = tile.ends_with_tensor || 8 * h + thread.row() < used;
-      if (sink > -kInfinity && is_used) {
-        scale[h] = exp2_approx(logits.powers(rows.reference_max[h] - reference));
-        rows.sum[h] = rows.sum[h] * scale[h] + exp2_approx(logits.powers(sink - reference));
-        rows.reference_max[h] = reference;
-      }
-    }
     scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p);
   }
   shared.checks().set_failed(tile_at.count, thread.warp - 4,
@@ -1396,15 +1268,62 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   shared.tile_ring().release(tile_at, thread);
 }
 
+// ---- flashgen/ring.cuh
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
+template <i32 slots>
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // The parity of the round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+};
+
+template <i32 slots>
+struct Ring {
+  using State = RingState<slots>;
+
+  // The address of its barriers: full ones, then empty ones.
+  u32 barriers;
+
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+#pragma unroll
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    }
+  }
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival per warp, once all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
+  }
+};
+
 // ---- flashgen/sm90/key_blocks.cuh
 // Which blocks of keys a tile of queries visits, and which of them the mask cuts: it allows only some of
 // their pairs. The Blocks policy of the mainloop.
 //
 // The producer calls for_each(p, tile, thread, visit), which calls visit(block, left, message) for each block
-// in order. `left` is how many blocks follow, or 1 if that is not known.
+// in order. `left` is how many blocks follow, as far as that is known: at least 1 if some do.
 //
-// A consumer follows with begin() and advance(). Given own_of(p, tile, consumer), is_empty() says that the
-// mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not allow all.
+// A consumer follows with begin() and advance(). Given consumer_blocks(p, tile, consumer), forbids_all() says
+// that the mask allows no pair of the block to the consumer's 64 rows, and needs_mask() that it does not
+// allow all.
 
 // The blocks from the first to the last that some query of the tile may attend to. At least one, because a
 // tile without allowed pairs also stores results.
@@ -1420,7 +1339,6 @@ FLASHGEN_DEVICE Range visited_blocks(const auto& mask, const auto& p, const auto
 template <ForwardSm90Config cfg, class Mask>
 struct BandBlocks {
   static constexpr bool has_mask = Mask::is_bounded;
-  static constexpr bool sends_messages = false;
   struct Message {};
 
   i32 block;
@@ -1448,19 +1366,19 @@ struct BandBlocks {
 
   // The blocks with some allowed pair of a consumer's rows, and those where all pairs are allowed. Rows
   // beyond the last query do not count, because their results are never stored.
-  struct Own {
+  struct ConsumerBlocks {
     Range some, all;
   };
-  FLASHGEN_DEVICE static Own own_of(const auto& p, const auto& tile, i32 consumer) {
+  FLASHGEN_DEVICE static ConsumerBlocks consumer_blocks(const auto& p, const auto& tile, i32 consumer) {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows,
               end_q = smaller(first_q + kWarpgroupRows, tile.len_q(p));
     if (end_q <= first_q) return {};
     const Mask mask = tile.template mask<Mask>(p);
     return {mask.key_tiles(first_q, end_q, cfg.tile_kv), mask.full_key_tiles(first_q, end_q, cfg.tile_kv)};
   }
-  FLASHGEN_DEVICE bool is_empty(const Own& own) const { return !own.some.has(block); }
-  FLASHGEN_DEVICE bool needs_mask(const Own& own) const { return !own.all.has(block); }
-  // The same for one block of any tile. It takes fewer registers than own_of().
+  FLASHGEN_DEVICE bool forbids_all(const ConsumerBlocks& blocks) const { return !blocks.some.has(block); }
+  FLASHGEN_DEVICE bool needs_mask(const ConsumerBlocks& blocks) const { return !blocks.all.has(block); }
+  // The same for one block of any tile. It takes fewer registers than consumer_blocks().
   FLASHGEN_DEVICE bool needs_mask(const auto& p, const auto& tile, i32 consumer) const {
     const i32 first_q = tile.first_q + consumer * kWarpgroupRows, first_key = block * cfg.tile_kv;
     return !tile.template mask<Mask>(p).is_full(first_q, smaller(first_q + kWarpgroupRows, tile.len_q(p)),
@@ -1484,6 +1402,8 @@ struct TileChecks {
   // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
   // complete when the scheduler refills the slot.
   static constexpr u32 kTiles = kForwardTileStages;
+  // Beyond the numbers of all tiles, so that the scheduler finds no such tile.
+  static constexpr i32 kNoTile = 0x7fffffff;
   static_assert(consumer_warps <= kWarpSize, "each lane of the scheduler reads one warp's check");
 
   // An mbarrier. Its only phase ends when the consumers have checked all tiles announced before the drain.
@@ -1524,8 +1444,154 @@ struct TileChecks {
   // ---- One lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
-  // A number beyond all tiles if no failed tile is left.
-  FLASHGEN_DEVICE i32 next_failed() { return taken < queued ? queue[taken++] : 0x7fffffff; }
+  // The number of a failed tile, once for each; kNoTile if none is left.
+  FLASHGEN_DEVICE i32 take_failed() { return taken < queued ? queue[taken++] : kNoTile; }
+};
+
+// ---- flashgen/sm90/forward_producer.cuh
+// The operands of the forward kernel in shared memory, and the producer that loads them.
+
+// What the warps of a thread block share. Smem holds the offsets in shared memory, which the plan computes.
+template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks>
+struct ForwardShared {
+  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
+
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using QRing = Ring<cfg.q_stages>;
+  using KRing = Ring<cfg.stages>;
+  using VRing = Ring<cfg.stages>;
+  using TileRing = Ring<kForwardTileStages>;
+  using Checks = TileChecks<kConsumerWarps>;
+  using Message = typename Blocks::Message;
+
+  u8* base;
+  u32 start;
+
+  FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
+  FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
+  FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
+  FLASHGEN_DEVICE Tile& tile(auto at) const {
+    return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
+  }
+  FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
+
+  FLASHGEN_DEVICE void init() const {
+    q_ring().init(1, kConsumerWarps);
+    k_ring().init(1, kConsumerWarps);
+    v_ring().init(1, kConsumerWarps);
+    // The producer reads announcements, too.
+    tile_ring().init(1, kConsumerWarps + 1);
+    checks().init();
+    fence_mbarrier_init();
+  }
+};
+
+// The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
+// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
+struct ForwardProducer {
+  // It requests the next tile when at most this many blocks of the current one follow.
+  static constexpr i32 kBlocksAfterRequest = 4;
+  using Message = typename Blocks::Message;
+
+  const Params& p;
+  Shared shared;
+  Thread thread;
+  bool elected;
+  typename Shared::QRing::State q_at;
+  typename Shared::KRing::State k_at;
+  typename Shared::VRing::State v_at;
+  typename Shared::TileRing::State tile_at;
+  // The first tile whose Q is not loaded yet.
+  typename Shared::TileRing::State q_tile_at;
+  // The block whose V is not loaded yet, or -1, and the slot of its tile.
+  i32 pending_block = -1;
+  typename Shared::TileRing::State pending_tile_at;
+
+  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
+  FLASHGEN_DEVICE void sync_loading_lanes() const {}
+  FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
+  // Loads Q of the tile at q_tile_at, unless there is no such tile.
+  FLASHGEN_DEVICE void load_q() {
+    shared.tile_ring().wait_full(q_tile_at);
+    const Tile tile = shared.tile(q_tile_at);
+    if (tile.kind < TileKind::normal) return;
+    if (elected) {
+      shared.q_ring().wait_empty(q_at);
+      mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), Shared::QTile::bytes);
+      tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
+    }
+    q_at.advance();
+    q_tile_at.advance();
+  }
+  FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
+    if (elected) {
+      shared.k_ring().wait_empty(k_at);
+      mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+    k_at.advance();
+  }
+  // V of a step is loaded after K of the next one, because consumers need it later.
+  FLASHGEN_DEVICE void load_pending_v() {
+    if (pending_block < 0) return;
+    const Tile tile = shared.tile(pending_tile_at);
+    if (elected) {
+      shared.v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), Shared::VTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads())
+      tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
+    v_at.advance();
+    if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
+    pending_block = -1;
+  }
+  FLASHGEN_DEVICE void request_tile() {
+    warp_sync();
+    named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
+  }
+
+  FLASHGEN_DEVICE void run() {
+    for (;; tile_at.advance()) {
+      shared.tile_ring().wait_full(tile_at);
+      const Tile tile = shared.tile(tile_at);
+      if (tile.kind < TileKind::normal) {
+        load_pending_v();
+        shared.tile_ring().release(tile_at, thread);
+        if (tile.kind == TileKind::end) return;
+        request_tile();
+        q_tile_at.advance();
+        continue;
+      }
+      bool has_requested = false;
+      Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
+        // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
+        // could run through all blocks first, and the elected lane would stand still meanwhile.
+        warp_sync();
+        // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
+        // that its Q arrives in time.
+        if (!has_requested && left <= kBlocksAfterRequest) {
+          request_tile();
+          has_requested = true;
+        }
+        load_k(tile, block, message);
+        load_pending_v();
+        if (q_tile_at.count == tile_at.count) load_q();
+        if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1) load_q();
+        pending_block = block;
+        pending_tile_at = tile_at;
+      });
+    }
+  }
 };
 
 // ---- flashgen/sm90/sections.cuh
@@ -1655,7 +1721,7 @@ struct SchedulerWarp {
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {
-        next = is_drained ? checks.next_failed() : tiles.draw();
+        next = is_drained ? checks.take_failed() : tiles.draw();
       }
       number = shuffle(next, 0);
     }
@@ -1672,7 +1738,6 @@ struct SchedulerWarp {
 // Logits are the products, scaled.
 struct NoScore {
   using Logits = ScaledProducts;
-  static constexpr bool has_sink = false;
   // What is loaded for a block's pairs while its products are under way.
   template <i32 columns>
   struct Pairs {};
@@ -1685,7 +1750,6 @@ struct NoScore {
   template <i32 columns>
   FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const auto&, const auto&, i32,
                                     i32, Thread) {}
-  FLASHGEN_DEVICE static float sink(const auto&...) { return -kInfinity; }
 };
 
 // ---- flashgen/sm90/forward_mainloop.cuh
@@ -1700,170 +1764,27 @@ struct NoScore {
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Smem holds the offsets in
-// shared memory, which the plan computes. Each other policy has a header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
+// header of its own.
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
           class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
-  // The producer requests the next tile when at most this many blocks of the current one follow.
-  static constexpr i32 kBlocksAfterRequest = 4;
-  // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
-  // warpgroups keep the tensor cores busy, and there are no registers for a second P.
-  static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
   // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
   // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
-  using Checks = TileChecks<kConsumerWarps>;
+  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks>;
+  using QRing = typename Shared::QRing;
+  using KRing = typename Shared::KRing;
+  using VRing = typename Shared::VRing;
+  using TileRing = typename Shared::TileRing;
   using Logits = typename Score::Logits;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Message = typename Blocks::Message;
-
-  // ---- What the warps of a block share
-
-  struct Shared {
-    u8* base;
-    u32 start;
-
-    FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
-    FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-    FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
-    FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-    FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-    FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
-    FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
-    // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
-    FLASHGEN_DEVICE Tile& tile(auto at) const {
-      return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
-    }
-    FLASHGEN_DEVICE Message& message(auto at) const {
-      return reinterpret_cast<Message*>(base + Smem::kMessages)[at.slot()];
-    }
-    FLASHGEN_DEVICE Checks& checks() const { return *reinterpret_cast<Checks*>(base + Smem::kChecks); }
-
-    FLASHGEN_DEVICE void init() const {
-      q_ring().init(1, kConsumerWarps);
-      k_ring().init(1, kConsumerWarps);
-      v_ring().init(1, kConsumerWarps);
-      // The producer reads announcements, too.
-      tile_ring().init(1, kConsumerWarps + 1);
-      checks().init();
-      fence_mbarrier_init();
-    }
-  };
-
-  // ---- The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane
-  // that came late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-
-  struct Producer {
-    const Params& p;
-    Shared shared;
-    Thread thread;
-    bool elected;
-    typename QRing::State q_at;
-    typename KRing::State k_at;
-    typename VRing::State v_at;
-    typename TileRing::State tile_at;
-    // The first tile whose Q is not loaded yet.
-    typename TileRing::State q_tile_at;
-    // The block whose V is not loaded yet, or -1, and the slot of its tile.
-    i32 pending_block = -1;
-    typename TileRing::State pending_tile;
-
-    // Whether this lane loads K and V. If all lanes do, they first wait for the one that saw the empty slot.
-    FLASHGEN_DEVICE bool may_load() const {
-      if constexpr (Tile::warp_loads) warp_sync();
-      return Tile::warp_loads || elected;
-    }
-    // Loads Q of the tile at q_tile_at, unless there is no such tile.
-    FLASHGEN_DEVICE void load_q() {
-      shared.tile_ring().wait_full(q_tile_at);
-      const Tile tile = shared.tile(q_tile_at);
-      if (tile.kind < TileKind::normal) return;
-      if (elected) {
-        shared.q_ring().wait_empty(q_at);
-        mbarrier_arrive_expect_tx(shared.q_ring().full(q_at), QTile::bytes);
-        tile.load_q(shared.q(q_at), p, shared.q_ring().full(q_at));
-      }
-      q_at.advance();
-      q_tile_at.advance();
-    }
-    FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-      if (elected) {
-        shared.k_ring().wait_empty(k_at);
-        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
-        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-      }
-      if (may_load()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
-      k_at.advance();
-    }
-    // V of a step is loaded after K of the next one, because consumers need it later.
-    FLASHGEN_DEVICE void load_pending_v() {
-      if (pending_block < 0) return;
-      const Tile tile = shared.tile(pending_tile);
-      if (elected) {
-        shared.v_ring().wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-      }
-      if (may_load())
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
-      v_at.advance();
-      if (pending_tile.count != tile_at.count) shared.tile_ring().release(pending_tile, thread);
-      pending_block = -1;
-    }
-    FLASHGEN_DEVICE void request_tile() {
-      warp_sync();
-      named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
-    }
-
-    FLASHGEN_DEVICE void run() {
-      for (;; tile_at.advance()) {
-        shared.tile_ring().wait_full(tile_at);
-        const Tile tile = shared.tile(tile_at);
-        if (tile.kind < TileKind::normal) {
-          load_pending_v();
-          shared.tile_ring().release(tile_at, thread);
-          if (tile.kind == TileKind::end) return;
-          request_tile();
-          q_tile_at.advance();
-          continue;
-        }
-        bool has_requested = false;
-        Blocks::for_each(p, tile, thread, [&](i32 block, i32 left, const Message& message) {
-          // Keeps the lanes together. Only the elected one waits for empty slots. Without this the others
-          // could run through all blocks first, and the elected lane would stand still meanwhile.
-          warp_sync();
-          // Late, so that the next tile does not wait here while other thread blocks are idle. Early enough
-          // that its Q arrives in time.
-          if (!has_requested && left <= kBlocksAfterRequest) {
-            request_tile();
-            has_requested = true;
-          }
-          load_k(tile, block, message);
-          load_pending_v();
-          if (q_tile_at.count == tile_at.count) load_q();
-          if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1)
-            load_q();
-          pending_block = block;
-          pending_tile = tile_at;
-        });
-      }
-    }
-  };
-
-  // ---- A consumer: a warpgroup that computes 64 rows of a tile
 
   // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
   // uniform register.
@@ -1879,6 +1800,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool is_careful() const { return kind == TileKind::careful; }
   };
 
+  // A consumer: a warpgroup that computes 64 rows of a tile.
   struct Consumer {
     const Params& p;
     Shared shared;
@@ -1889,9 +1811,9 @@ struct ForwardMainloop {
     typename KRing::State k_at;
     typename VRing::State v_at;
     typename TileRing::State tile_at;
-    // The tile of the newest step, and its blocks that matter to this consumer's rows.
+    // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
-    typename Blocks::Own own;
+    typename Blocks::ConsumerBlocks consumer_blocks;
     RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
     Strip<cfg.tile_kv> scores;
     Strip<cfg.head_dim_v> out;
@@ -1901,12 +1823,7 @@ struct ForwardMainloop {
     // ---- The stream of steps
 
     FLASHGEN_DEVICE Message read_message() {
-      if constexpr (Blocks::sends_messages) {
-        shared.k_ring().wait_full(k_at);
-        return shared.message(k_at);
-      } else {
-        return {};
-      }
+      return {};
     }
     FLASHGEN_DEVICE Step next_tile() {
       shared.tile_ring().wait_full(tile_at);
@@ -1915,7 +1832,7 @@ struct ForwardMainloop {
       Step step = {tile.kind, {}, 0};
       if (step.exists()) {
         step.blocks.begin(p, tile, [&]() { return read_message(); });
-        own = Blocks::own_of(p, tile, number);
+        consumer_blocks = Blocks::consumer_blocks(p, tile, number);
       }
       return step;
     }
@@ -1926,13 +1843,13 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether this consumer computes the newest step. It skips steps without allowed pairs of its rows,
-    // except the last step of a tile, after which it stores results.
-    FLASHGEN_DEVICE bool is_own(const Step& step) const {
-      return step.is_last() || !step.blocks.is_empty(own);
+    // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
+    // rows, except the last step of a tile, after which it stores results.
+    FLASHGEN_DEVICE bool computes(const Step& step) const {
+      return step.is_last() || !step.blocks.forbids_all(consumer_blocks);
     }
     // Whether the mask forbids some pair of the newest step and this consumer's rows.
-    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(own); }
+    FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials.
@@ -2003,10 +1920,10 @@ struct ForwardMainloop {
     // ---- Results
 
     // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
-    FLASHGEN_DEVICE typename TileRing::State finished_tile() const { return {tile_at.count - 2}; }
+    FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile(), rows);
+      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
     }
 
     // ---- The mainloop
@@ -2019,7 +1936,7 @@ struct ForwardMainloop {
       Step next = next_tile();
       for (;;) {
         while (next.exists()) {
-          next = skip_to_own(next);
+          next = skip_empty_steps(next);
           // Nothing overlaps the first scores.
           Step step = next;
           Probabilities probabilities;
@@ -2040,8 +1957,8 @@ struct ForwardMainloop {
     }
 
     // Skips steps that this consumer does not compute. It still passes on its turn to issue products.
-    FLASHGEN_DEVICE Step skip_to_own(Step step) {
-      while (!is_own(step)) {
+    FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
+      while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
         release_k(step);
         shared.v_ring().wait_full(v_at);
@@ -2062,22 +1979,8 @@ struct ForwardMainloop {
         step = next;
         next = after(step);
       };
-      const auto continues = [&]() { return next.kind == TileKind::normal && is_own(next); };
-      if constexpr (kOverlapsOwnProducts) {
-        // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
-        // writes.
-        Probabilities others;
-        while (continues()) {
-          overlap(probabilities, others);
-          if (!continues()) {
-            copy_operands(probabilities, others, p.len_q);
-            break;
-          }
-          overlap(others, probabilities);
-        }
-      } else {
-        while (continues()) overlap(probabilities, probabilities);
-      }
+      const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
+      while (continues()) overlap(probabilities, probabilities);
     }
     FLASHGEN_DEVICE void wait_qk(bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
@@ -2113,22 +2016,11 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
-      if constexpr (kOverlapsOwnProducts) {
-        wgmma_wait<1>();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
-        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                  shared.start);
-        wgmma_wait<0>();
-        wgmma_pin(out);
-        release_v();
-      } else {
-        wgmma_wait<0>();
-        wgmma_pin(out);
-        release_v();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
-      }
+      wgmma_wait<0>();
+      wgmma_pin(out);
+      release_v();
+      rescales = take_exponentials(next, pairs, kept, checks);
+      round_to<T, cfg.tile_kv>(next_probabilities, scores);
       if (step.is_last()) {
         store(finished);
       } else if (!cfg.anchored && rescales) {
@@ -2142,9 +2034,9 @@ struct ForwardMainloop {
       if (leaves_out_values(step)) {
         if (step.accumulates == 0) clear_strip(out);
         u32 allowed[2];
-        const Tile own = tile_of(step);
-        find_allowed<cfg.tile_kv / 8>(allowed, own.template mask<Mask>(p), own.first_q + warp_row(),
-                                      step.first_key(), thread);
+        const Tile step_tile = tile_of(step);
+        find_allowed<cfg.tile_kv / 8>(allowed, step_tile.template mask<Mask>(p),
+                                      step_tile.first_q + warp_row(), step.first_key(), thread);
         multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
         warp_scheduler_barrier_arrive();
       } else {
@@ -2161,13 +2053,11 @@ struct ForwardMainloop {
     }
     // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
-      return shared.tile(step.is_last() ? finished_tile() : typename TileRing::State{tile_at.count - 1});
+      return shared.tile(step.is_last() ? finished_tile_at() : typename TileRing::State{tile_at.count - 1});
     }
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
-      if constexpr (!kForbidsValues) return false;
-      return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
-             panels_hold_non_finite(shared.v(v_at), shared.base, thread);
+      return false;
     }
   };
 
@@ -2192,7 +2082,8 @@ struct ForwardMainloop {
       Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      if (thread.warp == 0) Producer{p, shared, thread, thread.lane == 0}.run();
+      if (thread.warp == 0)
+        ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
     }
   }

@@ -13,8 +13,8 @@
 //           250  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //           319  Operands of warp-level matrix products.
 //           418  Warp-level matrix products.
-//           487  Banded masks.
-//           554  Walking over the tiles that a mask does not rule out.
+//           489  Banded masks.
+//           556  Walking over the tiles that a mask does not rule out.
 //           591  Streaming tiles between global and shared memory.
 //           746  What a softmax takes exponentials of.
 //           773  What an online softmax keeps of each row from one tile of keys to the next.
@@ -459,7 +459,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
@@ -577,8 +579,6 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that tested the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
@@ -792,7 +792,7 @@ constexpr float kMaximumLag = 8.0f;
 
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
-  FLASHGEN_DEVICE float total(float a, float b, i32 /*n*/) const { return a + b; }
+  FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
 };
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
@@ -866,7 +866,7 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (i32 h = 0; h < 2; ++h)
-          sum[m][h] += weights.total(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
+          sum[m][h] += weights.weighted_sum(scores[m][n][2 * h], scores[m][n][2 * h + 1], n);
       }
     }
   }

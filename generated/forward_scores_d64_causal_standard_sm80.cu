@@ -13,10 +13,10 @@
 //          212  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 //          276  Operands of warp-level matrix products.
 //          366  Warp-level matrix products.
-//          435  Streaming tiles between global and shared memory.
-//          484  What the backward kernels are made of.
-//          508  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          725  The kernel: its configuration, parameters and text.
+//          437  Streaming tiles between global and shared memory.
+//          486  What the backward kernels are made of.
+//          510  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          727  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -407,7 +407,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
   // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
+  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
+  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
 #pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll

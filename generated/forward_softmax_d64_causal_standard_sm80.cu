@@ -8,15 +8,14 @@
 // grid     one block for every query row of every query head and batch entry
 // smem     32 bytes
 //
-// contents  24  Instructions, one per function: types, device, math.
-//          107  Element types.
-//          150  What a softmax takes exponentials of.
-//          164  The exponentials of a softmax that subtracts the maximum of each row.
-//          176  Banded masks.
-//          198  What the backward kernels are made of.
-//          221  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          252  Maxima and sums over the values of a block's threads.
-//          280  The kernel: its configuration, parameters and text.
+// contents  23  Instructions, one per function: types, device, math.
+//          106  Element types.
+//          141  What a softmax takes exponentials of.
+//          155  The exponentials of a softmax that subtracts the maximum of each row.
+//          167  Banded masks.
+//          189  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          220  Maxima and sums over the values of a block's threads.
+//          248  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -125,15 +124,7 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
-  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
-  FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
-
-// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
-template <i32 row_blocks, i32 column_blocks>
-using Accumulator = float[row_blocks][column_blocks][4];
 
 // Which tile of which head of which sequence a block works on.
 struct Place {
@@ -194,29 +185,6 @@ struct Band {
     return allowed;
   }
 };
-
-// ---- flashgen/backward.cuh
-// What the backward kernels are made of.
-
-// Turns scores S into probabilities P = exp(S - L), with L of the warp's rows.
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void probabilities(Accumulator<row_blocks, column_blocks>& scores, const float* lse,
-                                   float scale_log2, Thread thread) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float lse_log2 = lse[16 * m + 8 * h + thread.row()] * kLog2E;
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -lse_log2));
-        }
-      }
-    }
-  }
-}
 
 // ---- flashgen/lineage/product.cuh
 // The matrix products of standard attention, C = A B^T, A B or A^T B: a block computes one tile of C and
