@@ -92,7 +92,11 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     if "p_stages" in values:
         owned = "dV and dK of the same 64 keys"
     if plan.role == "decode":
-        owned = "every second tile each"
+        yield (
+            f"of 1 warpgroup {values['producers']} warps copy tiles ({values['producer_registers']} registers a thread); "
+            f"2 compute, in turns ({values['consumer_registers']})"
+        )
+        return
     consumers = int(values.get("consumers", 0)) or int(values["warps"]) // 4
     verb = "computes" if consumers == 1 else "compute"
     adds = ", two add dQ to its sum in order, and one finishes it" if plan.adds_in_order else ""

@@ -156,6 +156,7 @@ DRAWN = [
     ("paged", "causal", "none", 128, 128, "sm_80"),
     ("contiguous", "window", "cap", 64, 64, "sm_90a"),
     ("paged", "tree", "sink", 80, 80, "sm_90a"),
+    ("paged", "full", "none", 32, 32, "sm_90a"),
 ]
 ALL = [
     ("paged", "full", "alibi", 96, 96, "sm_80"),
@@ -166,6 +167,7 @@ ALL = [
     ("contiguous", "causal", "none", 256, 256, "sm_120"),
     ("paged", "by head", "cap", 72, 40, "sm_80"),
     ("contiguous", "tree", "none", 20, 36, "sm_80"),
+    ("contiguous", "full", "sink", 128, 128, "sm_90a"),
 ]
 
 
@@ -234,10 +236,11 @@ def test_huge_logits_are_merged_exactly(splits: int, arch: str) -> None:
     np.testing.assert_allclose(lse, exact_lse, rtol=1e-5)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_non_finite_element_reaches_only_rows_that_attend_to_it(name: str, value: float) -> None:
-    spec, kernel = small_kernel()
+def test_a_non_finite_element_reaches_only_rows_that_attend_to_it(name: str, value: float, arch: str) -> None:
+    spec, kernel = small_kernel(arch=arch)
     call = a_call(queries=(3, 3, 3))
     q, cache, x = arrays_of(spec, call)
     expected, expected_lse = kernel(q, x["k"], x["v"], cache=cache)

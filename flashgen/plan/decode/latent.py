@@ -25,7 +25,7 @@ _MOST_OUTPUT_REGISTERS = 128
 _MOST_STAGES = 4
 #: A block that gets fewer tiles, for each 16 rows, takes longer to start than to compute them.
 _LEAST_TILES = 2
-#: An item takes as long beside its tiles as so many bytes take to arrive at a multiprocessor.
+#: Fixed cost of an item (loading Q, storing or merging results), as bytes that could arrive meanwhile.
 _ITEM_BYTES = 128 * 1024
 #: The scheduler's state, and what else threads exchange beside numbers of rows.
 _SCHEDULER_BYTES = 256
@@ -88,7 +88,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("consumer_registers", 0),
             Constant("holds_queries", False, "Q stays in shared memory"),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
-            Constant("item_tiles", _item_tiles(spec, tiles), "tiles that take as long as what else an item takes"),
+            Constant("item_tiles", _item_tiles(spec, tiles), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),

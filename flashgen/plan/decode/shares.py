@@ -5,8 +5,8 @@ from __future__ import annotations
 from flashgen.errors import ArgumentError
 from flashgen.plan.model.plans import KernelPlan, Problem
 
-#: With so many new queries a tile of another kernel has one query head's rows only, and no room is left in it. With
-#: fewer, this kernel never reads keys more often, because its tiles hold the rows of all heads of a group.
+#: From 64 queries on, a tile of the forward kernel is full with rows of one head. Below that, this kernel never reads
+#: keys more often, because its tiles hold the rows of all heads of a group.
 _MOST_QUERIES = 63
 #: The parameter of kernels whose blocks form teams, the largest team, and the share of its blocks that have rows.
 TEAM = "team"

@@ -16,15 +16,15 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Two warpgroups compute. The warps of a third copy.
 _WARPS, _PRODUCERS = 8, 4
-#: By the most columns of K and V together, keys of a tile and registers of producers and consumers. A step has the same
-#: latencies whatever its tile, so tiles of narrow heads have more keys. With still more, short sequences would have too
-#: few tiles for all blocks. Boxes of more keys than lanes take producers more registers.
+#: By the largest head_dim + head_dim_v: keys of a tile, and registers of producers and consumers. Small heads get more
+#: keys, because a step's latency does not depend on its tile. Larger tiles would leave short sequences too few of them.
+#: Tiles of 128 keys need more producer registers for the loop over boxes.
 _TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
 _MOST_STAGES = 8
-#: An item takes as long beside its tiles as so many bytes take to arrive: Q, and what leaves its results.
+#: Fixed cost of an item (loading Q, storing or merging results), as bytes that could arrive meanwhile.
 _ITEM_BYTES = 128 * 1024
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
@@ -70,7 +70,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("consumer_registers", consumer_registers),
             Constant("holds_queries", False),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
-            Constant("item_tiles", -(-_ITEM_BYTES // tile_bytes), "tiles that take as long as what else an item takes"),
+            Constant("item_tiles", -(-_ITEM_BYTES // tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
@@ -85,7 +85,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         is_persistent=True,
         overlaps_predecessor=True,
         counters=COUNTERS,
-        # Other heads lie beside a box, and other blocks read them much later.
+        # No L2 promotion: a box's neighbors belong to other heads, which are read much later.
         boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages, l2_promotion=0) for tensor in "kv"),
         reasons=(f"four warps keep up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
     )

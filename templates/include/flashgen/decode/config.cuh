@@ -9,8 +9,8 @@ namespace flashgen {
 struct DecodeConfig {
   i32 head_dim;
   i32 head_dim_v;
-  i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
-  i32 tile_kv;  // keys of a tile, 16 for each warp
+  i32 tile_q;   // rows of a tile: new tokens times query heads per key/value head
+  i32 tile_kv;  // keys of a tile
   i32 stages;
   i32 warps;  // that compute
   // Warps that only start copies. Without any, each warp copies what it multiplies.
@@ -22,7 +22,7 @@ struct DecodeConfig {
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
-  // How many tiles take as long as what an item takes beside its tiles.
+  // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
   bool has_upper;

@@ -223,6 +223,7 @@ struct LatentMainloop {
       softmax.exponentiate(scores, logits);
       write_probabilities(scores, row_block, own_first, here);
       block_sync();
+      // Values beyond the sequence arrive as zeros, so only a mask can forbid some that are not finite.
       if (Mask::is_bounded && tile_is_cut && holds_non_finite<threads>(v_tile(stage), thread)) {
         add_values_careful(out, item, stage, first_key);
       } else {

@@ -172,6 +172,7 @@ struct DecodeMainloop {
         }
         softmax.update(scores, out, logits, scales);
         const VSlice v = v_slice(stage, slice);
+        // Values beyond the sequence arrive as zeros, so only a mask can forbid some that are not finite.
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
           clear(allowed);

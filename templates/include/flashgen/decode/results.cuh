@@ -17,8 +17,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct DecodeResults {
   static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
-  // Where producers fill the ring meanwhile, results have no room but their own. So half of the warps add
-  // theirs to those of the others.
+  // With producers, the ring already fills for the next item, so results need a buffer of their own. To halve
+  // it, the upper half of the warps add their O to that of the lower half.
   static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
   static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;

@@ -18,7 +18,8 @@ struct alignas(16) DecodeItem {
   // The first row of the tile, and how many rows it has.
   i32 first_row;
   i32 rows;
-  // The tiles of keys that some row may attend to; at least one, because rows without keys have results, too.
+  // Tiles of keys that some row of the sequence may attend to; at least one, because rows without keys also
+  // have results.
   Range tiles;
 
   FLASHGEN_DEVICE i32 row_blocks() const { return ceil_div(rows, kRowBlock); }

@@ -6,9 +6,9 @@
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units of one key/value head come before those of the next. So blocks share out the many items of short
-// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
-// has.
+// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
+// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// `item_tiles` extra units.
 //
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
@@ -80,7 +80,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// same place: `unit` counts those of one head of one sequence.
 struct ShareCursor {
   i32 at;
   i32 end;
@@ -106,7 +107,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // A share may end before the first tile of its last item.
+      // Only extra units of this item are in the share, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -161,7 +162,7 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // A part of many rows takes longer to merge, and has to be worth it.
+    // Merging costs more with more rows, so a block needs more tiles.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
     i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
     if constexpr (requires { p.team; }) {
@@ -191,7 +192,7 @@ struct DecodeScheduler {
     }
   }
 
-  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
+  // The next assignment. All threads that compute call this, once they are done with the current one.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
     consumers_sync<cfg>();
@@ -200,7 +201,8 @@ struct DecodeScheduler {
     return assignments[0];
   }
 
-  // The same by one thread, while the warps compute the last assignment. They find this one after a barrier.
+  // Fetches the next assignment while the warps compute the current one. The barrier at the top of their loop
+  // publishes it.
   template <class Params>
   FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
     if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);

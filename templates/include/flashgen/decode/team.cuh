@@ -1,4 +1,4 @@
-// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
 // device memory, and the others find it in L2.
 #pragma once
 #include "flashgen/element.cuh"
@@ -10,8 +10,7 @@ struct Team {
   // This block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
-  // one.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -20,7 +19,7 @@ struct Team {
       return {1, 0};
     }
   }
-  // In how many rounds a team computes so many tiles of rows.
+  // Rounds that a team needs for `tiles` tiles of rows.
   template <class Params>
   FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
     if constexpr (requires { p.team; }) {

@@ -18,8 +18,7 @@ struct VisitedTiles {
     }
   }
 
-  // Those of some tiles of keys that the rows of the item may attend to: with many queries, other ones than
-  // all rows of the sequence.
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
   FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
     if constexpr (cfg.varies_by_head) {
       return tiles;

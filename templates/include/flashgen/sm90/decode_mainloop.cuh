@@ -1,10 +1,10 @@
 // Attention of few new tokens to a cache, on Hopper. Items, and how blocks share them, are those of
 // decode/mainloop.cuh.
 //
-// Four warps, the producers, copy tiles of keys and of values to a ring in shared memory by TMA, those of the
-// block's next item, too. Two warpgroups take turns at the tiles. Each multiplies all rows of an item, at
-// most 64, by its tile. While one takes exponentials, the other one multiplies. They merge their results at
-// the end of the item:
+// Four producer warps copy tiles of K and V to a ring in shared memory by TMA. They run ahead into the
+// block's next item. Two warpgroups take turns at the tiles. Each multiplies all rows of an item, at most 64,
+// by its tile. While one takes exponentials, the other one multiplies. They merge their results at the end of
+// the item:
 //
 //     producers     | tile 0 | tile 1 | tile 2 | tile 3 |
 //     warpgroup 0            | S, P, P V of 0  | of 2            |
@@ -27,7 +27,7 @@ namespace flashgen {
 // one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  // A box has 1 << shift rows. First and last are those with a key that may be read.
+  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
   i32 shift;
   Range existing;
 
@@ -55,8 +55,9 @@ template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class
 struct DecodeSm90Mainloop {
   static_assert(cfg.tile_q == kWarpgroupRows && cfg.warps == 8 && cfg.producers == 4,
                 "two warpgroups compute, and warps of a third copy");
-  // Copies of a tile may arrive before those of the tiles before it. A warpgroup that waited for a stage of
-  // which the other one still awaits the round before would take that round for its own.
+  // An mbarrier wait tests only a parity, and copies may arrive out of order. If a stage changed warpgroups
+  // between rounds, one could wait for round n while round n - 1 is incomplete, match the parity of round
+  // n - 2, and read old keys.
   static_assert(cfg.stages % 2 == 0, "each stage belongs to one warpgroup while an item lasts");
   static constexpr i32 kWarpgroupWarps = 4;
 
@@ -110,7 +111,7 @@ struct DecodeSm90Mainloop {
     Walk<Mask::has_holes> walk(tiles);
     const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
       if constexpr (paged) {
-        // In place of a box without a key that may be read another one is loaded again.
+        // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
         const i32 box = (tile * cfg.tile_kv >> boxes.shift) + index;
         const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
         const i32 page = key / p.page_size;
@@ -144,7 +145,7 @@ struct DecodeSm90Mainloop {
       };
       if (has_box) load(box);
       if constexpr (paged && cfg.tile_kv > 2 * kWarpSize) {
-        // Pages with an odd number of rows: boxes of one row, more than two warps have lanes.
+        // A page with an odd number of rows has boxes of one row: 128 in a tile, for 64 lanes of two warps.
 #pragma unroll 1
         for (i32 i = own + 2 * kWarpSize; i < boxes.count(); i += 2 * kWarpSize) load(box_of(tile, i));
       }
@@ -204,7 +205,7 @@ struct DecodeSm90Mainloop {
   // O and the softmax of the warpgroup's share of some tiles.
   FLASHGEN_DEVICE void attend(Strip<Element::dim_v>& out, Softmax& softmax, const DecodeItem& item,
                               Range tiles) {
-    const i32 team = thread.warp / kWarpgroupWarps, row_block = thread.warp % kWarpgroupWarps;
+    const i32 warpgroup = thread.warp / kWarpgroupWarps, row_block = thread.warp % kWarpgroupWarps;
     const LaneRows rows = LaneRows::of(p, item, row_block, thread);
     const auto masks = LaneMasks<Mask>::of(p, item, rows);
     const Logits logits = Score::logits(p);
@@ -219,7 +220,7 @@ struct DecodeSm90Mainloop {
     walk.advance(thread, visited);
 #pragma unroll 1
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
-      if (turn != team) continue;
+      if (turn != warpgroup) continue;
       const i32 key = walk.tile * cfg.tile_kv;
       const bool cut = is_cut(item, key);
       ring().wait_full(at);
@@ -239,7 +240,7 @@ struct DecodeSm90Mainloop {
       }
       Rounded<cfg.tile_kv> probabilities;
       round_to<T, cfg.tile_kv>(probabilities, strip);
-      if (Mask::is_bounded && cut && panels_hold_non_finite(v_tile(), base, thread)) {
+      if (cut && panels_hold_non_finite(v_tile(), base, thread)) {
         u32 allowed[2] = {};
         for_each_score(scores, [&](float&, i32 h, i32 column) {
           const bool is_allowed = masks.allows(h, key + thread.column() + column);
