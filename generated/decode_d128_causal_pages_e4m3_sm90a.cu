@@ -29,26 +29,26 @@
 //           705  The online softmax.
 //           826  The sizes of a decode kernel.
 //           864  The rows of a tile.
-//           971  Finding NaN and infinity.
-//           990  Walking over the tiles that a mask does not rule out.
-//          1025  Keeping NaN and infinity where they belong.
-//          1041  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1103  Bringing keys and values to shared memory.
-//          1205  Blocks that go over the same keys at the same time, each for other rows.
+//           972  Finding NaN and infinity.
+//           991  Walking over the tiles that a mask does not rule out.
+//          1026  Keeping NaN and infinity where they belong.
+//          1042  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1104  Bringing keys and values to shared memory.
+//          1206  Blocks that go over the same keys at the same time, each for different rows.
 //          1240  Results of a part of the keys.
 //          1317  What happens to products Q K^T before the softmax.
 //          1338  The results of rows.
 //          1444  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
 //          1483  From the results of warps, each with keys of its own, to those of a block.
 //          1605  Which tiles of keys a block works on.
-//          1804  A block's share of an item.
-//          1864  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1805  A block's share of an item.
+//          1865  Which keys, and which tiles of them, the rows of an item may attend to.
 //          1903  Attention of few new tokens to a cache.
-//          2110  Queries for a cache of 8-bit floats.
-//          2272  Instructions, one per function: eight_bits.
-//          2307  Floats of eight bits.
-//          2334  A cache of 8-bit floats.
-//          2468  The kernel: its configuration, parameters and text.
+//          2111  Queries for a cache of 8-bit floats.
+//          2273  Instructions, one per function: eight_bits.
+//          2308  Floats of eight bits.
+//          2335  A cache of 8-bit floats.
+//          2469  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -829,8 +829,8 @@ struct OnlineSoftmax {
 struct DecodeConfig {
   i32 head_dim;
   i32 head_dim_v;
-  i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
-  i32 tile_kv;  // keys of a tile, 16 for each warp
+  i32 tile_q;   // rows of a tile: new tokens times query heads per key/value head
+  i32 tile_kv;  // keys of a tile
   i32 stages;
   i32 warps;  // that compute
   // Warps that only start copies. Without any, each warp copies what it multiplies.
@@ -842,7 +842,7 @@ struct DecodeConfig {
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
-  // How many tiles take as long as what an item takes beside its tiles.
+  // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
   bool has_upper;
@@ -878,7 +878,8 @@ struct alignas(16) DecodeItem {
   // The first row of the tile, and how many rows it has.
   i32 first_row;
   i32 rows;
-  // The tiles of keys that some row may attend to; at least one, because rows without keys have results, too.
+  // Tiles of keys that some row of the sequence may attend to; at least one, because rows without keys also
+  // have results.
   Range tiles;
 
   FLASHGEN_DEVICE i32 row_blocks() const { return ceil_div(rows, kRowBlock); }
@@ -1203,7 +1204,7 @@ struct SliceCopies {
 };
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
 // device memory, and the others find it in L2.
 
 struct Team {
@@ -1211,8 +1212,7 @@ struct Team {
   // This block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
-  // one.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1221,7 +1221,7 @@ struct Team {
       return {1, 0};
     }
   }
-  // In how many rounds a team computes so many tiles of rows.
+  // Rounds that a team needs for `tiles` tiles of rows.
   template <class Params>
   FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
     if constexpr (requires { p.team; }) {
@@ -1495,8 +1495,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct DecodeResults {
   static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
-  // Where producers fill the ring meanwhile, results have no room but their own. So half of the warps add
-  // theirs to those of the others.
+  // With producers, the ring already fills for the next item, so results need a buffer of their own. To halve
+  // it, the upper half of the warps add their O to that of the lower half.
   static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
   static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
@@ -1611,9 +1611,9 @@ struct DecodeResults {
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units of one key/value head come before those of the next. So blocks share out the many items of short
-// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
-// has.
+// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
+// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// `item_tiles` extra units.
 //
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
@@ -1680,7 +1680,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// same place: `unit` counts those of one head of one sequence.
 struct ShareCursor {
   i32 at;
   i32 end;
@@ -1706,7 +1707,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // A share may end before the first tile of its last item.
+      // Only extra units of this item are in the share, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1761,7 +1762,7 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // A part of many rows takes longer to merge, and has to be worth it.
+    // Merging costs more with more rows, so a block needs more tiles.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
     i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
     if constexpr (requires { p.team; }) {
@@ -1791,7 +1792,7 @@ struct DecodeScheduler {
     }
   }
 
-  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
+  // The next assignment. All threads that compute call this, once they are done with the current one.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
     consumers_sync<cfg>();
@@ -1874,8 +1875,7 @@ struct VisitedTiles {
     return {keys.begin, smaller(keys.end, item.cached.len_kv)};
   }
 
-  // Those of some tiles of keys that the rows of the item may attend to: with many queries, other ones than
-  // all rows of the sequence.
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
   FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
     const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
     const Range own =
@@ -2061,6 +2061,7 @@ struct DecodeMainloop {
         }
         softmax.update(scores, out, logits, scales);
         const VSlice v = v_slice(stage, slice);
+        // Values beyond the sequence arrive as zeros, so only a mask can forbid some that are not finite.
         if (Mask::is_bounded && is_cut && slice_holds_non_finite(v, thread)) {
           Scores allowed;
           clear(allowed);
@@ -2483,7 +2484,7 @@ constexpr DecodeConfig kConfig{
     .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers
     .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
-    .item_tiles = 3,          // tiles that take as long as what else an item takes
+    .item_tiles = 3,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head

@@ -5,45 +5,44 @@
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --forward-only --cache paged --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 64, tile_kv 64, stages 4, warps 8, 384 threads
-// roles    of 1 warpgroup one warp brings tiles (40 registers a thread); 2 compute, every second tile each
-//          (232)
+// roles    of 1 warpgroup 4 warps copy tiles (40 registers a thread); 2 compute, in turns (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 64
 //          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
 //          for it
 // smem     182912 bytes
 // because  four warps keep up to 128 KiB of keys and values under way, and two warpgroups take turns
 //
-// contents   55  Instructions, one per function: types, device, copy, math, matrix.
-//           181  Element types.
-//           229  Banded masks.
-//           285  Streaming tiles between global and shared memory.
-//           301  Keys and values in a cache.
-//           360  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           682  What a softmax takes exponentials of.
-//           712  What an online softmax keeps of each row from one tile of keys to the next.
-//           725  The online softmax.
-//           846  The sizes of a decode kernel.
-//           893  The rows of a tile.
-//          1000  The type of the cache's elements.
-//          1025  Blocks that go over the same keys at the same time, each for other rows.
-//          1060  Results of a part of the keys.
-//          1137  What happens to products Q K^T before the softmax.
-//          1158  The results of rows.
-//          1264  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1303  From the results of warps, each with keys of its own, to those of a block.
-//          1425  Which tiles of keys a block works on.
+// contents   54  Instructions, one per function: types, device, copy, math, matrix.
+//           180  Element types.
+//           228  Banded masks.
+//           283  Streaming tiles between global and shared memory.
+//           299  Keys and values in a cache.
+//           358  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           680  What a softmax takes exponentials of.
+//           710  What an online softmax keeps of each row from one tile of keys to the next.
+//           723  The online softmax.
+//           844  The sizes of a decode kernel.
+//           891  The rows of a tile.
+//           999  The type of the cache's elements.
+//          1024  Blocks that go over the same keys at the same time, each for different rows.
+//          1058  Results of a part of the keys.
+//          1135  What happens to products Q K^T before the softmax.
+//          1156  The results of rows.
+//          1262  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1301  From the results of warps, each with keys of its own, to those of a block.
+//          1423  Which tiles of keys a block works on.
 //          1639  A block's share of an item.
 //          1699  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1738  Tiles as TMA writes them and wgmma reads them.
-//          1830  S = Q K^T and O += P V of the forward kernel.
-//          1896  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1943  Finding NaN and infinity.
-//          1960  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          2029  Sequences of different lengths, packed.
-//          2067  A tile of queries, as the scheduler announces it to producer and consumers.
-//          2078  The online softmax of a warpgroup's rows.
-//          2097  Walking over the tiles that a mask does not rule out.
-//          2132  Attention of few new tokens to a cache, on Hopper.
+//          1737  Tiles as TMA writes them and wgmma reads them.
+//          1829  S = Q K^T and O += P V of the forward kernel.
+//          1895  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1942  Finding NaN and infinity.
+//          1959  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          2028  Sequences of different lengths, packed.
+//          2066  A tile of queries, as the scheduler announces it to producer and consumers.
+//          2077  The online softmax of a warpgroup's rows.
+//          2096  Walking over the tiles that a mask does not rule out.
+//          2131  Attention of few new tokens to a cache, on Hopper.
 //          2429  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
@@ -242,7 +241,6 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  static constexpr bool is_bounded = has_lower || has_upper;
   // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
@@ -849,8 +847,8 @@ struct OnlineSoftmax {
 struct DecodeConfig {
   i32 head_dim;
   i32 head_dim_v;
-  i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
-  i32 tile_kv;  // keys of a tile, 16 for each warp
+  i32 tile_q;   // rows of a tile: new tokens times query heads per key/value head
+  i32 tile_kv;  // keys of a tile
   i32 stages;
   i32 warps;  // that compute
   // Warps that only start copies. Without any, each warp copies what it multiplies.
@@ -862,7 +860,7 @@ struct DecodeConfig {
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
-  // How many tiles take as long as what an item takes beside its tiles.
+  // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
   bool has_upper;
@@ -907,7 +905,8 @@ struct alignas(16) DecodeItem {
   // The first row of the tile, and how many rows it has.
   i32 first_row;
   i32 rows;
-  // The tiles of keys that some row may attend to; at least one, because rows without keys have results, too.
+  // Tiles of keys that some row of the sequence may attend to; at least one, because rows without keys also
+  // have results.
   Range tiles;
 
   FLASHGEN_DEVICE i32 row_blocks() const { return ceil_div(rows, kRowBlock); }
@@ -1023,7 +1022,7 @@ struct SameElement {
 };
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
 // device memory, and the others find it in L2.
 
 struct Team {
@@ -1031,8 +1030,7 @@ struct Team {
   // This block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
-  // one.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1041,7 +1039,7 @@ struct Team {
       return {1, 0};
     }
   }
-  // In how many rounds a team computes so many tiles of rows.
+  // Rounds that a team needs for `tiles` tiles of rows.
   template <class Params>
   FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
     if constexpr (requires { p.team; }) {
@@ -1315,8 +1313,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct DecodeResults {
   static constexpr i32 dim_v = CacheElement::dim_v;
   static constexpr i32 out_blocks = dim_v / 8;
-  // Where producers fill the ring meanwhile, results have no room but their own. So half of the warps add
-  // theirs to those of the others.
+  // With producers, the ring already fills for the next item, so results need a buffer of their own. To halve
+  // it, the upper half of the warps add their O to that of the lower half.
   static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
   static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
@@ -1431,9 +1429,9 @@ struct DecodeResults {
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units of one key/value head come before those of the next. So blocks share out the many items of short
-// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
-// has.
+// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
+// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// `item_tiles` extra units.
 //
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
@@ -1500,7 +1498,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// same place: `unit` counts those of one head of one sequence.
 struct ShareCursor {
   i32 at;
   i32 end;
@@ -1526,7 +1525,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // A share may end before the first tile of its last item.
+      // Only extra units of this item are in the share, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1581,7 +1580,7 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // A part of many rows takes longer to merge, and has to be worth it.
+    // Merging costs more with more rows, so a block needs more tiles.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
     i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
     if constexpr (requires { p.team; }) {
@@ -1611,7 +1610,7 @@ struct DecodeScheduler {
     }
   }
 
-  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
+  // The next assignment. All threads that compute call this, once they are done with the current one.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
     consumers_sync<cfg>();
@@ -1620,7 +1619,8 @@ struct DecodeScheduler {
     return assignments[0];
   }
 
-  // The same by one thread, while the warps compute the last assignment. They find this one after a barrier.
+  // Fetches the next assignment while the warps compute the current one. The barrier at the top of their loop
+  // publishes it.
   template <class Params>
   FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
     if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);
@@ -1709,8 +1709,7 @@ struct VisitedTiles {
     return {keys.begin, smaller(keys.end, item.cached.len_kv)};
   }
 
-  // Those of some tiles of keys that the rows of the item may attend to: with many queries, other ones than
-  // all rows of the sequence.
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
   FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
     const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
     const Range own =
@@ -2133,10 +2132,10 @@ struct Walk {
 // Attention of few new tokens to a cache, on Hopper. Items, and how blocks share them, are those of
 // decode/mainloop.cuh.
 //
-// Four warps, the producers, copy tiles of keys and of values to a ring in shared memory by TMA, those of the
-// block's next item, too. Two warpgroups take turns at the tiles. Each multiplies all rows of an item, at
-// most 64, by its tile. While one takes exponentials, the other one multiplies. They merge their results at
-// the end of the item:
+// Four producer warps copy tiles of K and V to a ring in shared memory by TMA. They run ahead into the
+// block's next item. Two warpgroups take turns at the tiles. Each multiplies all rows of an item, at most 64,
+// by its tile. While one takes exponentials, the other one multiplies. They merge their results at the end of
+// the item:
 //
 //     producers     | tile 0 | tile 1 | tile 2 | tile 3 |
 //     warpgroup 0            | S, P, P V of 0  | of 2            |
@@ -2146,7 +2145,7 @@ struct Walk {
 // one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  // A box has 1 << shift rows. First and last are those with a key that may be read.
+  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
   i32 shift;
   Range existing;
 
@@ -2174,8 +2173,9 @@ template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class
 struct DecodeSm90Mainloop {
   static_assert(cfg.tile_q == kWarpgroupRows && cfg.warps == 8 && cfg.producers == 4,
                 "two warpgroups compute, and warps of a third copy");
-  // Copies of a tile may arrive before those of the tiles before it. A warpgroup that waited for a stage of
-  // which the other one still awaits the round before would take that round for its own.
+  // An mbarrier wait tests only a parity, and copies may arrive out of order. If a stage changed warpgroups
+  // between rounds, one could wait for round n while round n - 1 is incomplete, match the parity of round
+  // n - 2, and read old keys.
   static_assert(cfg.stages % 2 == 0, "each stage belongs to one warpgroup while an item lasts");
   static constexpr i32 kWarpgroupWarps = 4;
 
@@ -2226,7 +2226,7 @@ struct DecodeSm90Mainloop {
     Walk<Mask::has_holes> walk(tiles);
     const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
       if constexpr (paged) {
-        // In place of a box without a key that may be read another one is loaded again.
+        // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
         const i32 box = (tile * cfg.tile_kv >> boxes.shift) + index;
         const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
         const i32 page = key / p.page_size;
@@ -2260,7 +2260,7 @@ struct DecodeSm90Mainloop {
       };
       if (has_box) load(box);
       if constexpr (paged && cfg.tile_kv > 2 * kWarpSize) {
-        // Pages with an odd number of rows: boxes of one row, more than two warps have lanes.
+        // A page with an odd number of rows has boxes of one row: 128 in a tile, for 64 lanes of two warps.
 #pragma unroll 1
         for (i32 i = own + 2 * kWarpSize; i < boxes.count(); i += 2 * kWarpSize) load(box_of(tile, i));
       }
@@ -2320,7 +2320,7 @@ struct DecodeSm90Mainloop {
   // O and the softmax of the warpgroup's share of some tiles.
   FLASHGEN_DEVICE void attend(Strip<Element::dim_v>& out, Softmax& softmax, const DecodeItem& item,
                               Range tiles) {
-    const i32 team = thread.warp / kWarpgroupWarps, row_block = thread.warp % kWarpgroupWarps;
+    const i32 warpgroup = thread.warp / kWarpgroupWarps, row_block = thread.warp % kWarpgroupWarps;
     const LaneRows rows = LaneRows::of(p, item, row_block, thread);
     const auto masks = LaneMasks<Mask>::of(p, item, rows);
     const Logits logits = Score::logits(p);
@@ -2335,7 +2335,7 @@ struct DecodeSm90Mainloop {
     walk.advance(thread, visited);
 #pragma unroll 1
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
-      if (turn != team) continue;
+      if (turn != warpgroup) continue;
       const i32 key = walk.tile * cfg.tile_kv;
       const bool cut = is_cut(item, key);
       ring().wait_full(at);
@@ -2355,7 +2355,7 @@ struct DecodeSm90Mainloop {
       }
       Rounded<cfg.tile_kv> probabilities;
       round_to<T, cfg.tile_kv>(probabilities, strip);
-      if (Mask::is_bounded && cut && panels_hold_non_finite(v_tile(), base, thread)) {
+      if (cut && panels_hold_non_finite(v_tile(), base, thread)) {
         u32 allowed[2] = {};
         for_each_score(scores, [&](float&, i32 h, i32 column) {
           const bool is_allowed = masks.allows(h, key + thread.column() + column);
@@ -2443,7 +2443,7 @@ constexpr DecodeConfig kConfig{
     .consumer_registers = 232,
     .holds_queries = false,
     .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
-    .item_tiles = 4,          // tiles that take as long as what else an item takes
+    .item_tiles = 4,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head

@@ -27,12 +27,12 @@
 //           711  The online softmax.
 //           718  The sizes of a decode kernel.
 //           756  The rows of a tile.
-//           861  The type of the cache's elements.
-//           887  Finding NaN and infinity.
-//           904  Walking over the tiles that a mask does not rule out.
-//           939  Keeping NaN and infinity where they belong.
-//           968  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1004  Blocks that go over the same keys at the same time, each for other rows.
+//           862  The type of the cache's elements.
+//           888  Finding NaN and infinity.
+//           905  Walking over the tiles that a mask does not rule out.
+//           940  Keeping NaN and infinity where they belong.
+//           969  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1005  Blocks that go over the same keys at the same time, each for different rows.
 //          1039  Results of a part of the keys.
 //          1116  What happens to products Q K^T before the softmax.
 //          1137  The results of rows.
@@ -41,10 +41,10 @@
 //          1442  Bringing keys and values to shared memory.
 //          1544  Tiles of the latent kernel in shared memory.
 //          1587  Which tiles of keys a block works on.
-//          1786  A block's share of an item.
-//          1846  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1787  A block's share of an item.
+//          1847  Which keys, and which tiles of them, the rows of an item may attend to.
 //          1885  Attention of few new tokens to a cache of latent vectors, which are keys and values at once (multi-head latent attention, absorbed).
-//          2131  The kernel: its configuration, parameters and text.
+//          2132  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -721,8 +721,8 @@ constexpr float kMaximumLag = 8.0f;
 struct DecodeConfig {
   i32 head_dim;
   i32 head_dim_v;
-  i32 tile_q;   // rows of a tile: new tokens times the query heads of a group, 16 for each warp
-  i32 tile_kv;  // keys of a tile, 16 for each warp
+  i32 tile_q;   // rows of a tile: new tokens times query heads per key/value head
+  i32 tile_kv;  // keys of a tile
   i32 stages;
   i32 warps;  // that compute
   // Warps that only start copies. Without any, each warp copies what it multiplies.
@@ -734,7 +734,7 @@ struct DecodeConfig {
   bool holds_queries;
   // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
   i32 least_tiles;
-  // How many tiles take as long as what an item takes beside its tiles.
+  // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
   bool has_upper;
@@ -770,7 +770,8 @@ struct alignas(16) DecodeItem {
   // The first row of the tile, and how many rows it has.
   i32 first_row;
   i32 rows;
-  // The tiles of keys that some row may attend to; at least one, because rows without keys have results, too.
+  // Tiles of keys that some row of the sequence may attend to; at least one, because rows without keys also
+  // have results.
   Range tiles;
 };
 
@@ -1002,7 +1003,7 @@ FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>
 }
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for other rows. One of them reads a key from
+// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
 // device memory, and the others find it in L2.
 
 struct Team {
@@ -1010,8 +1011,7 @@ struct Team {
   // This block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels whose tiles hold all rows that share keys have no teams: each block is
-  // one.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1020,7 +1020,7 @@ struct Team {
       return {1, 0};
     }
   }
-  // In how many rounds a team computes so many tiles of rows.
+  // Rounds that a team needs for `tiles` tiles of rows.
   template <class Params>
   FLASHGEN_DEVICE static i32 rounds(const Params& p, i32 tiles) {
     if constexpr (requires { p.team; }) {
@@ -1593,9 +1593,9 @@ FLASHGEN_DEVICE void multiply_streamed(Accumulator<1, column_blocks>& accumulato
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units of one key/value head come before those of the next. So blocks share out the many items of short
-// sequences, each of which takes time beside that of its tiles: an item counts as some units more than it
-// has.
+// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
+// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// `item_tiles` extra units.
 //
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
@@ -1662,7 +1662,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// The units that are left of a block's share, from unit `unit` of a head of a sequence on.
+// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// same place: `unit` counts those of one head of one sequence.
 struct ShareCursor {
   i32 at;
   i32 end;
@@ -1688,7 +1689,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // A share may end before the first tile of its last item.
+      // Only extra units of this item are in the share, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1743,7 +1744,7 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // A part of many rows takes longer to merge, and has to be worth it.
+    // Merging costs more with more rows, so a block needs more tiles.
     const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
     i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
     if constexpr (requires { p.team; }) {
@@ -1773,7 +1774,7 @@ struct DecodeScheduler {
     }
   }
 
-  // Assigns the next units. All threads that compute call, when they need the last assignment no more.
+  // The next assignment. All threads that compute call this, once they are done with the current one.
   template <class Params>
   FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
     consumers_sync<cfg>();
@@ -1856,8 +1857,7 @@ struct VisitedTiles {
     return {keys.begin, smaller(keys.end, item.cached.len_kv)};
   }
 
-  // Those of some tiles of keys that the rows of the item may attend to: with many queries, other ones than
-  // all rows of the sequence.
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
   FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
     const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
     const Range own =
@@ -2095,6 +2095,7 @@ struct LatentMainloop {
       softmax.exponentiate(scores, logits);
       write_probabilities(scores, row_block, own_first, here);
       block_sync();
+      // Values beyond the sequence arrive as zeros, so only a mask can forbid some that are not finite.
       if (Mask::is_bounded && tile_is_cut && holds_non_finite<threads>(v_tile(stage), thread)) {
         add_values_careful(out, item, stage, first_key);
       } else {
@@ -2145,7 +2146,7 @@ constexpr DecodeConfig kConfig{
     .consumer_registers = 0,
     .holds_queries = false,   // Q stays in shared memory
     .least_tiles = 2,         // tiles of keys that a block gets at least, for each 16 rows
-    .item_tiles = 2,          // tiles that take as long as what else an item takes
+    .item_tiles = 2,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head

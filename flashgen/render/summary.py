@@ -92,10 +92,8 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     if "p_stages" in values:
         owned = "dV and dK of the same 64 keys"
     if plan.role == "decode":
-        yield (
-            f"of 1 warpgroup {values['producers']} warps copy tiles ({values['producer_registers']} registers a thread); "
-            f"2 compute, in turns ({values['consumer_registers']})"
-        )
+        copy = f"{values['producers']} warps copy tiles ({values['producer_registers']} registers a thread)"
+        yield f"of 1 warpgroup {copy}; 2 compute, in turns ({values['consumer_registers']})"
         return
     consumers = int(values.get("consumers", 0)) or int(values["warps"]) // 4
     verb = "computes" if consumers == 1 else "compute"
