@@ -13,10 +13,10 @@ from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.tally import OutputReport, Tally
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
-#: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
-#: where its sequences are packed, all arrays are, and ``sequences=`` says how; where there is a cache, k and v are the
-#: cache, and ``cache=`` says what is in it; where values are part of the keys, ``qv=`` is the second query; where the
-#: loss depends on LSE, ``dlse=`` is its gradient.
+#: Some specs need more arguments. ``captured=`` has captured tensors by name. ``dropout=`` says which pairs to drop.
+#: With packed sequences all arrays are packed, and ``sequences=`` says how. With a cache, k and v are the cache, and
+#: ``cache=`` says what is in it. ``qv=`` is the second query of a spec with ``qv=True``. ``dlse=`` is the gradient of
+#: LSE.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE, scale_params
-from flashgen.plan.decode.tiles import DecodeTiles, holds_queries, padded_dims, smem_of, tiles_of
+from flashgen.plan.decode.shares import item_tiles
+from flashgen.plan.decode.tiles import holds_queries, padded_dims, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_FORWARD
 from flashgen.plan.model.plans import Constant, KernelPlan, ParamTable
@@ -18,8 +19,6 @@ from flashgen.spec import AttentionSpec, Schedule
 COUNTERS = 1024
 #: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
 _LEAST_TILES = 4
-#: Fixed cost of an item (loading Q, storing or merging results), as bytes that could arrive meanwhile.
-_ITEM_BYTES = 128 * 1024
 
 
 def can_decode(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
@@ -33,6 +32,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
     """The kernel for calls with a cache and few new queries."""
     tiles = tiles_of(spec, arch)
     assert tiles is not None, "can_decode says whether there are any"
+    tile_bytes = tiles.keys * sum(padded_dims(spec)) * spec.cache_element.bytes
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -55,7 +55,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("consumer_registers", 0),
             Constant("holds_queries", holds_queries(spec), "each warp keeps its rows of Q in registers"),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
-            Constant("item_tiles", _item_tiles(spec, tiles), "fixed cost of an item, in tiles"),
+            Constant("item_tiles", item_tiles(tile_bytes, tiles.blocks), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
@@ -72,12 +72,6 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         counters=COUNTERS,
         reasons=(tiles.reason, *_eight_bit_reasons(spec)),
     )
-
-
-def _item_tiles(spec: AttentionSpec, tiles: DecodeTiles) -> int:
-    """How many tiles take a block as long as what an item takes beside its tiles."""
-    tile_bytes = tiles.keys * sum(padded_dims(spec)) * spec.cache_element.bytes
-    return -(-_ITEM_BYTES // (tile_bytes * tiles.blocks))
 
 
 def check_eight_bits(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> None:

@@ -9,6 +9,7 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
+from flashgen.plan.decode.shares import item_tiles
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_FORWARD
 from flashgen.plan.model.plans import Constant, KernelPlan, SmemMap
@@ -25,8 +26,6 @@ _MOST_OUTPUT_REGISTERS = 128
 _MOST_STAGES = 4
 #: A block that gets fewer tiles, for each 16 rows, takes longer to start than to compute them.
 _LEAST_TILES = 2
-#: Fixed cost of an item (loading Q, storing or merging results), as bytes that could arrive meanwhile.
-_ITEM_BYTES = 128 * 1024
 #: The scheduler's state, and what else threads exchange beside numbers of rows.
 _SCHEDULER_BYTES = 256
 _FLOAT_BYTES = 4
@@ -66,6 +65,7 @@ def check_latent(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
 def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPlan:
     """The kernel for any number of new queries, which bring a second query for the values."""
     tiles = latent_tiles(spec, arch)
+    tile_bytes = tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -88,7 +88,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("consumer_registers", 0),
             Constant("holds_queries", False, "Q stays in shared memory"),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
-            Constant("item_tiles", _item_tiles(spec, tiles), "fixed cost of an item, in tiles"),
+            Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
@@ -109,11 +109,6 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             "this kernel alone takes qv, also for long prompts",
         ),
     )
-
-
-def _item_tiles(spec: AttentionSpec, tiles: LatentTiles) -> int:
-    """How many tiles take a block as long as what an item takes beside its tiles."""
-    return -(-_ITEM_BYTES // (tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes))
 
 
 def latent_tiles(spec: AttentionSpec, arch: Arch) -> LatentTiles:

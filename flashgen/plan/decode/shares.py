@@ -15,6 +15,8 @@ _LARGEST_TEAM, _LEAST_USED = 4, 0.8
 _MOST_UNITS = 2**31 - 1
 #: Keys of a part with ``batch_invariant=True``: enough to hide the merge of parts.
 _PART_KEYS = 4096
+#: Fixed cost of an item (loading Q, storing or merging results), as bytes that reach a multiprocessor meanwhile.
+_ITEM_BYTES = 128 * 1024
 
 
 def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: bool) -> bool:
@@ -25,6 +27,11 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
     """
     few = problem.len_q <= _MOST_QUERIES or batch_invariant
     return few and problem.len_kv > 0 and _units(decode, problem) <= _MOST_UNITS
+
+
+def item_tiles(tile_bytes: int, blocks: int = 1) -> int:
+    """The fixed cost of an item, in tiles of keys and values, where so many blocks share a multiprocessor."""
+    return -(-_ITEM_BYTES // (tile_bytes * blocks))
 
 
 def check_units(decode: KernelPlan, problem: Problem) -> None:
@@ -57,9 +64,9 @@ def part_slots(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int)
 
 
 def team_size(decode: KernelPlan, problem: Problem, blocks: int) -> int:
-    """How many of the grid's blocks go over the same keys at the same time, each for other tiles of rows.
+    """How many of the grid's blocks go over the same keys at the same time, each for different tiles of rows.
 
-    Too few members idle at the end of a sequence to matter.
+    It is the largest size with which enough of a team's blocks have rows.
     """
     if TEAM not in decode.params.names:
         return 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
+from flashgen.plan.decode.shares import item_tiles
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_SM90
@@ -24,8 +25,6 @@ _TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
 _LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
 _MOST_STAGES = 8
-#: Fixed cost of an item (loading Q, storing or merging results), as bytes that could arrive meanwhile.
-_ITEM_BYTES = 128 * 1024
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
 _SCHEDULER_BYTES = 1024
@@ -70,7 +69,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("consumer_registers", consumer_registers),
             Constant("holds_queries", False),
             Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
-            Constant("item_tiles", -(-_ITEM_BYTES // tile_bytes), "fixed cost of an item, in tiles"),
+            Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),

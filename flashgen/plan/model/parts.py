@@ -114,7 +114,7 @@ class Box:
     #: Of packed rows whose boxes end with their sequence, the side: the map's rows are a window, as long as the longest
     #: sequence, which a fourth dimension moves from row to row.
     window: Literal["q", "kv"] | None = None
-    #: Bytes of memory that L2 reads for each 128 of a box; 0: those alone. What is beside a box serves other blocks.
+    #: L2 reads so many bytes at once, because other blocks soon need what lies beside the box; 0: what the box needs.
     l2_promotion: Literal[0, 256] = 256
 
     def rows_within(self, page_size: int) -> int:
