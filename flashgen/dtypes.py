@@ -24,6 +24,11 @@ class DType(NamedTuple):
         """Whether tensor cores take it as a 16-bit operand."""
         return self.bytes == 2
 
+    @property
+    def is_eight_bit(self) -> bool:
+        """Whether it is an 8-bit float, whose arrays come with scales."""
+        return self.bytes == 1
+
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (bf16 and the 8-bit types come from ml_dtypes, imported only here)."""
         import numpy
@@ -47,6 +52,10 @@ E5M2 = DType("e5m2", "e5m2_t", 1, 2.0**-3, ("e5m2", "float8_e5m2"))
 _OF_ML_DTYPES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 DTYPES: dict[str, DType] = {d.name: d for d in (FP16, BF16, FP32)}
+#: What queries, keys and values may hold: e4m3 in forward kernels alone.
+INPUTS: dict[str, DType] = {**DTYPES, E4M3.name: E4M3}
+#: What O may hold where queries, keys and values are e4m3; the first is the default.
+EIGHT_BIT_OUTPUTS: dict[str, DType] = {d.name: d for d in (BF16, FP16)}
 #: What arrays that calls return may hold: captured tensors, and so their gradients, may be wider.
 RESULTS: dict[str, DType] = {**DTYPES, FP64.name: FP64}
 #: What a cache may hold in place of the queries' dtype.

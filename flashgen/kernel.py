@@ -107,6 +107,9 @@ class Kernel:
         cache: KVCache | None = None,
         return_p: bool = False,
         qv: Any = None,
+        q_scale: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
     ) -> tuple[Any, ...]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
@@ -118,6 +121,11 @@ class Kernel:
         v are that cache. No gradients are recorded. A spec with qv=True needs ``qv`` ``(B, Sq, H, Dv)``; k and v
         may be views of one buffer.
 
+        Elements of 8-bit q, k and v are multiplied by ``q_scale``, ``k_scale`` and ``v_scale``: each is a positive
+        number, a float32 array of shape (), (1,), (heads,) or (batch, heads), or None for 1. With ``scale_block=B`` an
+        array is (batch, heads, ceil(length / B)), and of packed sequences (heads, total // B + batch): block j of
+        sequence i is number ``cu_seqlens[i] // B + i + j``. Out has the spec's ``out_dtype``.
+
         ``return_p=True`` adds a third result, the probabilities P ``(B, H, Sq, Sk)`` in the spec's dtype, before
         dropout; only kernels of ``algorithm="standard"`` have it.
         """
@@ -126,7 +134,10 @@ class Kernel:
         if self._tensors:
             captured = self._with_defaults(captured)
         executor = self._executor_made or self._executor()
-        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p, qv)
+        if q_scale is None and k_scale is None and v_scale is None:
+            return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p, qv)
+        scales = q_scale, k_scale, v_scale
+        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p, qv, scales)
 
     def append(
         self,

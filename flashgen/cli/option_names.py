@@ -12,7 +12,10 @@ from flashgen.errors import ArgumentError
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([-\d, ]*\)|[-+.\w<>]*[-+\w>]"""
 #: Options that a spec file takes the place of, and options that go with one too.
-_SPEC_FIELDS = ("head_dim_v", "head_dim", "dtype", "mask.where", "mask", "score", "sink", "cache_dtype", "cache")
+_SPEC_FIELDS = (
+    *("head_dim_v", "head_dim", "out_dtype", "dtype", "mask.where", "mask", "score", "sink", "cache_dtype", "cache"),
+    "scale_block",
+)
 _OTHER_FIELDS = (
     *("tile_q", "tile_kv", "stages", "warps", "consumers", "algorithm", "softmax", "registers", "arch"),
     *("len_q", "len_kv", "batch", "heads", "heads_kv", "head", "sram"),

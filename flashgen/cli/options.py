@@ -23,7 +23,7 @@ def _option(panel: str, name: str, help: str, metavar: str | None = None) -> Any
 def kernel_options(
     head_dim: Annotated[int | None, _option(SPEC, "--head-dim", "Length of query and key vectors, 1 to 256.")] = None,
     head_dim_v: Annotated[int | None, _option(SPEC, "--head-dim-v", "Length of value vectors, if different.")] = None,
-    dtype: Annotated[str | None, _option(SPEC, "--dtype", "bf16 (default), fp16 or fp32.", "NAME")] = None,
+    dtype: Annotated[str | None, _option(SPEC, "--dtype", "bf16 (default), fp16, fp32 or e4m3.", "NAME")] = None,
     causal: Annotated[bool, _option(SPEC, "--causal", "No query attends to a later key (bottom-right).")] = False,
     window: Annotated[
         list[str] | None,
@@ -67,6 +67,10 @@ def kernel_options(
     qv: Annotated[
         bool, _option(SPEC, "--qv", "Values are part of the keys: latent attention to a cache, --head-dim-v to 512.")
     ] = False,
+    out_dtype: Annotated[str | None, _option(SPEC, "--out-dtype", "Dtype of O for --dtype e4m3.", "bf16|fp16")] = None,
+    scale_block: Annotated[
+        int | None, _option(SPEC, "--scale-block", "Rows that share a scale, for --dtype e4m3.", "64|128")
+    ] = None,
     decode: Annotated[
         bool,
         _option(SPEC, "--decode", "Steps of few new tokens, by the decode kernel; --cache is paged if it is left out."),
@@ -145,6 +149,8 @@ def kernel_options(
             "cache_dtype": cache_dtype,
             "page_scales": page_scales,
             "qv": qv,
+            "out_dtype": out_dtype,
+            "scale_block": scale_block,
         },
         spec_file=spec,
         forward={

@@ -123,6 +123,8 @@ def _spec_from_options(
     cache_dtype: str | None,
     page_scales: bool,
     qv: bool,
+    out_dtype: str | None,
+    scale_block: int | None,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("--head-dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -145,6 +147,8 @@ def _spec_from_options(
             cache_dtype=cache_dtype,
             page_scales=page_scales,
             qv=qv,
+            out_dtype=out_dtype,
+            scale_block=scale_block,
         )
     )
 

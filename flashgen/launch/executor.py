@@ -17,6 +17,7 @@ from flashgen.launch.call.gradients import Gradients
 from flashgen.launch.call.prepared import BACKWARD_RESULTS, Call, remember
 from flashgen.launch.call.preparer import Preparer, Request, Workspaces
 from flashgen.launch.call.probabilities import check_narrowable, check_stored
+from flashgen.launch.call.scales import NO_SCALES, Scales
 from flashgen.launch.kvcache.append import Appender
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
@@ -58,9 +59,10 @@ class Executor:
         cache: KVCache | None = None,
         returns_p: bool = False,
         qv: Any = None,
+        scales: Scales = NO_SCALES,
     ) -> tuple[Any, ...]:
         """``(o, lse)`` of a forward pass, and if asked for P."""
-        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache, returns_p, qv)
+        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache, returns_p, qv, scales)
         if returns_p:
             check_narrowable(found[2])
         made = run(found, q, stream)
@@ -82,6 +84,7 @@ class Executor:
         cache: KVCache | None = None,
         returns_p: bool = False,
         qv: Any = None,
+        scales: Scales = NO_SCALES,
     ) -> Found:
         """The forward call of these arguments, prepared if there was none like it before."""
         target = self.target
@@ -90,10 +93,11 @@ class Executor:
         numbers: tuple[int, ...] = ()
         if returns_p:
             check_stored(self._plan, "return_p=True")
-        if self._is_plain and captured is None and dropout is None and sequences is None and cache is None:
+        is_plain = self._is_plain and captured is None and dropout is None and sequences is None and cache is None
+        if is_plain and scales is NO_SCALES:
             side, arrays = NOTHING, (q, k, v)
         else:
-            side, beside, numbers = self._side.of(dropout, sequences, cache)
+            side, beside, numbers = self._side.of(dropout, sequences, cache, scales=scales)
             arrays = (*beside, *self._captured(captured), q, k, v)
         if qv is not None or self.spec.qv:
             self._check_qv(qv)

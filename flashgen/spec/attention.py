@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
-from flashgen.dtypes import ALIASES, CACHE_DTYPES, DTYPES, DType
+from flashgen.dtypes import ALIASES, CACHE_DTYPES, EIGHT_BIT_OUTPUTS, INPUTS, DType
 from flashgen.errors import SpecError
 from flashgen.spec.masks.mask import Mask, full
 
@@ -24,6 +24,10 @@ MAX_QV_HEAD_DIM, MAX_QV_HEAD_DIM_V = 64, 512
 _QV_STEPS = {"head_dim": 16, "head_dim_v": 64}
 #: Kernels copy rows of an 8-bit cache in steps of so many elements.
 CACHE_STEP = 4
+#: Heads of e4m3 are whole 16-byte chunks.
+EIGHT_BIT_STEP = 16
+#: Rows that may share a scale, for kernels whose tiles then have one scale for each warp.
+SCALE_BLOCKS = (64, 128)
 Direction = Literal["forward", "both"]
 CacheKind = Literal["contiguous", "paged"]
 
@@ -44,6 +48,10 @@ class AttentionSpec:
     call's scales are per tensor, per head or per sequence and head, or with ``page_scales=True`` per page.
     ``qv=True`` builds a kernel for a cache whose values are part of the keys (multi-head latent attention): calls bring
     a second query ``qv`` of ``head_dim_v`` columns, and the scores are ``Q K^T + Qv V^T``.
+
+    ``dtype="e4m3"`` is for 8-bit queries, keys and values, forward only. ``out_dtype`` is then the dtype of O, "bf16"
+    (the default) or "fp16". A call's scales are per tensor, per head or per sequence and head. With ``scale_block=64``
+    or ``128``, so many neighboring rows of a head share a scale.
     """
 
     head_dim: int
@@ -59,6 +67,8 @@ class AttentionSpec:
     cache_dtype: str | None = field(default=None, kw_only=True)
     page_scales: bool = field(default=False, kw_only=True)
     qv: bool = field(default=False, kw_only=True)
+    out_dtype: str | None = field(default=None, kw_only=True)
+    scale_block: int | None = field(default=None, kw_only=True)
 
     if TYPE_CHECKING:
         # Functions are accepted too, and the fields hold what became of them.
@@ -78,15 +88,19 @@ class AttentionSpec:
             cache_dtype: str | None = None,
             page_scales: bool = False,
             qv: bool = False,
+            out_dtype: str | None = None,
+            scale_block: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         if type(self.head_dim_v) is int and self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        if isinstance(self.dtype, str) and self.dtype.lower() in ALIASES:
-            object.__setattr__(self, "dtype", ALIASES[self.dtype.lower()].name)
-        if isinstance(self.cache_dtype, str) and self.cache_dtype.lower() in ALIASES:
-            object.__setattr__(self, "cache_dtype", ALIASES[self.cache_dtype.lower()].name)
+        for name in ("dtype", "cache_dtype", "out_dtype"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value.lower() in ALIASES:
+                object.__setattr__(self, name, ALIASES[value.lower()].name)
+        if self._is_eight_bit and self.out_dtype is None:
+            object.__setattr__(self, "out_dtype", next(iter(EIGHT_BIT_OUTPUTS)))
         if (callable(self.mask) and not isinstance(self.mask, type)) or _is_array(self.mask):
             object.__setattr__(self, "mask", Mask.of(self.mask))
         if self.score is not None:
@@ -147,8 +161,8 @@ class AttentionSpec:
             value = getattr(self, name)
             if not is_whole(value, 1, MAX_HEAD_DIM):
                 yield f"{name}={show(value)} is out of range; use a whole number from 1 to {MAX_HEAD_DIM}"
-        if not is_one_of(self.dtype, DTYPES):
-            yield f"dtype={show(self.dtype)} is unknown; use one of {', '.join(DTYPES)}"
+        if not is_one_of(self.dtype, INPUTS):
+            yield f"dtype={show(self.dtype)} is unknown; use one of {', '.join(INPUTS)}"
         if not isinstance(self.mask, Mask):
             yield (
                 f"mask={show(self.mask)} is not a mask; "
@@ -179,6 +193,7 @@ class AttentionSpec:
         yield from self._cache_violations()
         if self.qv is True:
             yield from self._qv_violations()
+        yield from self._eight_bit_violations()
 
     @property
     def _given_dims(self) -> tuple[str, ...]:
@@ -215,10 +230,49 @@ class AttentionSpec:
             if is_whole(value, 1, MAX_HEAD_DIM) and value % CACHE_STEP:
                 yield f"{name}={value} and cache_dtype={dtype!r} need a multiple of {CACHE_STEP}; pad the heads"
 
+    def _eight_bit_violations(self) -> Iterator[str]:
+        """What does not go with 8-bit queries, keys and values, or needs them."""
+        if not self._is_eight_bit:
+            for name in ("out_dtype", "scale_block"):
+                if (value := getattr(self, name)) is not None:
+                    yield f"{name}={show(value)} is for dtype='e4m3'; leave it out"
+            return
+        if is_one_of(self.direction, ("both",)):
+            yield "dtype='e4m3' has no backward pass; use direction='forward'"
+        if self.dropout is True:
+            yield "dropout=True and dtype='e4m3' do not go together; leave one of them out"
+        if self.cache is not None:
+            yield (
+                f"cache={show(self.cache)} needs queries of 16 or 32 bits, and dtype='e4m3'; "
+                "use dtype='bf16' with cache_dtype='e4m3'"
+            )
+        for name in self._given_dims:
+            value = getattr(self, name)
+            if is_whole(value, 1, MAX_HEAD_DIM) and value % EIGHT_BIT_STEP:
+                yield f"{name}={value} and dtype='e4m3' need a multiple of {EIGHT_BIT_STEP}; pad the heads"
+        if not is_one_of(self.out_dtype, EIGHT_BIT_OUTPUTS):
+            yield f"out_dtype={show(self.out_dtype)} is unknown; use {' or '.join(map(repr, EIGHT_BIT_OUTPUTS))}"
+        if self.scale_block is not None and (
+            not is_whole(self.scale_block, 1, MAX_HEAD_DIM) or self.scale_block not in SCALE_BLOCKS
+        ):
+            yield (
+                f"scale_block={show(self.scale_block)} is not supported; use {' or '.join(map(str, SCALE_BLOCKS))}, or "
+                "None for scales of whole heads"
+            )
+
+    @property
+    def _is_eight_bit(self) -> bool:
+        return is_one_of(self.dtype, ("e4m3",))
+
     @property
     def element(self) -> DType:
-        """The row of the dtype table."""
-        return DTYPES[self.dtype]
+        """The row of the dtype table for queries, keys and values."""
+        return INPUTS[self.dtype]
+
+    @property
+    def out_element(self) -> DType:
+        """The row of the dtype table for O."""
+        return self.element if self.out_dtype is None else INPUTS[self.out_dtype]
 
     @property
     def cache_element(self) -> DType:
@@ -255,8 +309,10 @@ class AttentionSpec:
         extras += [f"{self.cache} cache{of_dtype}"] if self.cache else []
         extras += ["a scale for each page"] if self.page_scales else []
         extras += ["values as keys (qv)"] if self.qv else []
+        extras += [f"a scale for each {self.scale_block} rows"] if self.scale_block else []
         score = [] if self.score is None else [f"score {self.score.describe()}"]
-        return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
+        dtype = self.dtype if self.out_dtype is None else f"{self.dtype} to {self.out_dtype}"
+        return ", ".join([f"head_dim {dims}", dtype, self.mask.describe(), *score, *extras])
 
 
 def _is_array(value: object) -> bool:

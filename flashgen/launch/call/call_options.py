@@ -1,4 +1,4 @@
-"""What a call brings beside its tensors: which pairs are dropped, and where packed or cached sequences lie."""
+"""What a call brings beside its tensors: scales, which pairs are dropped, where packed or cached sequences lie."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.offsets import Offsets
 from flashgen.launch.call.packing import Value
+from flashgen.launch.call.scales import NO_SCALES, GivenScales, Scales, check_input_scales
 from flashgen.launch.kvcache.cache_arrays import GivenArrays, check_cache
 from flashgen.launch.kvcache.scales import check_scales
 from flashgen.plan.dropout import NUMBERS, STATE
+from flashgen.plan.model.params import INPUT_SCALES
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
@@ -40,6 +42,8 @@ class Side:
     num_splits: int = 0
     #: Whether the result of a sequence may not depend on the others.
     batch_invariant: bool = False
+    #: What scales that are numbers multiply logits by.
+    factor: float = 1.0
 
     @property
     def parameters(self) -> dict[str | None, Value]:
@@ -63,16 +67,26 @@ class SideArguments:
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
         self._has_dropout, self._is_packed = spec.dropout, spec.varlen
+        self._has_scales = spec.element.is_eight_bit
         #: Whether calls may bring arrays.
-        self.takes_arrays = spec.dropout or spec.varlen or spec.cache is not None
+        self.takes_arrays = spec.dropout or spec.varlen or spec.cache is not None or self._has_scales
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
         self._cache_arrays = GivenArrays(spec)
         self._sides: dict[Hashable, Side] = {}
 
     def of(
-        self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None, stored: Any = None
+        self,
+        dropout: Dropout | None,
+        sequences: Sequences | None,
+        cache: KVCache | None = None,
+        stored: Any = None,
+        scales: Scales = NO_SCALES,
     ) -> Brought:
         """The side arguments of a call; ``stored`` is P, if a backward call reads one."""
+        if scales is not NO_SCALES and not self._has_scales:
+            raise ArgumentError(
+                "q_scale, k_scale and v_scale are for kernels built with dtype='e4m3'; leave them out, or build one"
+            )
         if self._spec.cache or cache is not None:
             return self._cached(cache)
         names: tuple[str, ...] = ()
@@ -94,11 +108,16 @@ class SideArguments:
                 names, arrays = (*names, COUNTS[1]), (*arrays, sequences.seqused_k)
         if stored is not None:
             names, arrays = (*names, P), (*arrays, stored)
-        key = names, longest, p
+        factors = None
+        if self._has_scales:
+            given = GivenScales.of(scales)
+            names, arrays, factors = names + given.names, arrays + given.arrays, given.factors
+        key = names, longest, p, factors
         side = self._sides.get(key)
         if side is None:
-            drops = () if dropout is None else _drops(dropout)
-            side = self._remembered(key, Side(names, drops, longest))
+            values = () if dropout is None else _drops(dropout)
+            values += () if factors is None else given.values
+            side = self._remembered(key, Side(names, values, longest, factor=1.0 if factors is None else factors[0]))
         return side, arrays, numbers
 
     def _cached(self, cache: KVCache | None) -> Brought:
@@ -151,8 +170,9 @@ class SideArguments:
             return batch
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
+        check_input_scales(self._spec, infos, sequences, q, k)
         for info in infos:
-            if info.name == P:
+            if info.name == P or info.name in INPUT_SCALES:
                 continue
             name = f"dropout.{info.name.removeprefix('dropout_')}" if info.name == STATE else f"sequences.{info.name}"
             if info.device != q.device:

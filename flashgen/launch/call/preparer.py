@@ -47,6 +47,7 @@ from flashgen.launch.call.probabilities import (
     computing_workspaces,
     stretch_of_probabilities,
 )
+from flashgen.launch.call.scales import input_scale_values
 from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
 from flashgen.launch.kvcache.decode import Parts
@@ -285,13 +286,14 @@ class Preparer:
         return request.pass_ == "backward" and plan.stores_probabilities and not request.reads_p
 
     def _scale(self, request: Request) -> float:
-        return self._spec.default_scale if request.scale is None else request.scale
+        scale = self._spec.default_scale if request.scale is None else request.scale
+        return scale * request.side.factor
 
     def _outputs(self, request: Request, rows: Problem, problem: Problem, plan: AttentionPlan) -> tuple[Output, ...]:
         """What a call of the plan's kernels makes in any case; results have as many ``rows``."""
         spec = self._spec
         if request.pass_ == "forward":
-            return forward_outputs(rows, spec.head_dim_v, spec.dtype)
+            return forward_outputs(rows, spec.head_dim_v, spec.out_element.name)
         return backward_outputs(rows, spec.head_dim, spec.head_dim_v, spec.dtype, self._workspaces(plan, problem))
 
     def _allocated(
@@ -330,6 +332,7 @@ class Preparer:
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if fixed else (0, 0)
         values = call_values(problem, band, self._scale(request), given.infos, outputs)
         values |= request.side.parameters
+        values |= input_scale_values(spec, given.beside)
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
         if spec.cache:

@@ -37,6 +37,7 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     parts.append("varlen" if spec.varlen else "")
     parts.append({None: "", "contiguous": "cache", "paged": "pages"}[spec.cache])
     parts += [spec.cache_dtype or "", "scaled" if spec.page_scales else "", "qv" if spec.qv else ""]
+    parts += ["to_fp16" if spec.out_dtype == "fp16" else "", f"scales{spec.scale_block}" if spec.scale_block else ""]
     parts.append("dropout" if spec.dropout and role not in ("prepare", "finish") else "")
     parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
     return "_".join(p for p in parts if p)

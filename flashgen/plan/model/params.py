@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.plan.model.parts import Param, ParamTable
 
+#: What elements of 8-bit q, k and v are multiplied by.
+INPUT_SCALES = ("q_scale", "k_scale", "v_scale")
+#: What O is multiplied by besides.
+V_FACTOR = "v_factor"
 _NOTES = {
     "lse": "log-sum-exp, (batch, heads_q, len_q)",
     "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
@@ -137,6 +143,23 @@ DECODE_SM90 = _table(
     counts=("counter",),
     maps=("k", "v"),
 )
+
+
+def with_input_scales(table: ParamTable) -> ParamTable:
+    """The parameters of a forward kernel for 8-bit q, k and v, whose O has another type."""
+    pointers = [
+        Param(name, "void*", "const float*", "what elements of q are multiplied by; null: 1" if i == 0 else "")
+        for i, name in enumerate(INPUT_SCALES)
+    ]
+    note = "stride between scales; 0: a shared one"
+    strides = [
+        Param(f"{name}_{axis}", "int64", "i64", note if i == j == 0 else "")
+        for i, name in enumerate(INPUT_SCALES)
+        for j, axis in enumerate(("batch", "head"))
+    ]
+    own = [replace(p, declared="out_t*") if p.name == "o" else p for p in table.params]
+    factor = Param(V_FACTOR, "float", "float", "what O is multiplied by besides v_scale")
+    return ParamTable.widest_first((*own, *pointers, *strides, factor))
 
 
 FORWARD_SM90 = _sm90("scale_log2")

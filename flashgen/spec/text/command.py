@@ -47,6 +47,10 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield "--page-scales"
     if spec.qv:
         yield "--qv"
+    if spec.out_dtype:
+        yield f"--out-dtype {spec.out_dtype}"
+    if spec.scale_block:
+        yield f"--scale-block {spec.scale_block}"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

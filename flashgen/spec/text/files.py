@@ -40,6 +40,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
         **{name: value for name in ("cache", "cache_dtype") if (value := getattr(spec, name))},
         **{name: True for name in ("page_scales", "qv") if getattr(spec, name)},
+        **{name: value for name in ("out_dtype", "scale_block") if (value := getattr(spec, name)) is not None},
     }
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from flashgen.spec.text.expressions import Reader, Value
 
 TEXT_FIELDS = ("mask", "score", "sink", "captured")
-OPTION_FIELDS = ("direction", "deterministic", "dropout", "varlen", "cache", "cache_dtype", "page_scales", "qv")
+OPTION_FIELDS = (
+    *("direction", "deterministic", "dropout", "varlen", "cache", "cache_dtype", "page_scales", "qv"),
+    *("out_dtype", "scale_block"),
+)
 SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", *TEXT_FIELDS, *OPTION_FIELDS)
 SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "algorithm", "softmax", "registers", "warps", "backward")
 WARP_FIELDS = ("kind", "count", "producers", "consumers")
