@@ -25,7 +25,7 @@ from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
-from flashgen.plan.portable.forward import chosen_schedule, plan_forward
+from flashgen.plan.portable.forward import check_eight_bit_inputs, chosen_schedule, plan_forward
 from flashgen.plan.score_form import score_form
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
@@ -52,6 +52,8 @@ def plan(
             "use dtype='fp16' or 'fp32'."
         )
     access = access_bytes or default_access_bytes(spec)
+    if spec.element.is_eight_bit:
+        check_eight_bit_inputs(spec, row, access)
     if access not in (2, 4, 8, 16) or access < spec.element.bytes or default_access_bytes(spec) % access:
         raise PlanError(
             f"access_bytes={access} does not divide the rows of {spec.describe()}; "

@@ -32,6 +32,8 @@ _PARAMS = ParamTable.widest_first(
 def plan_clear_gaps(forward: KernelPlan) -> KernelPlan:
     """The kernel for all specs that differ in mask, score or direction alone."""
     spec = replace(forward.spec, mask=full(), score=None, direction="forward", deterministic=False, dropout=False)
+    # It writes results alone.
+    spec = replace(spec, dtype=spec.out_element.name, out_dtype=None, scale_block=None)
     dims = [Constant(name, int(getattr(spec, name))) for name in ("head_dim", "head_dim_v")]
     return KernelPlan(
         name=kernel_name(spec, "clear_gaps", forward.arch),

@@ -72,6 +72,8 @@ def chosen_lineage_schedule(forward: KernelPlan) -> Schedule:
 
 def _why_not(spec: AttentionSpec, schedule: Schedule, algorithm: Lineage) -> str | None:
     """Why the algorithm does not cover a spec, as a clause."""
+    if spec.element.is_eight_bit:
+        return "its queries, keys and values have 16 or 32 bits"
     if max(spec.head_dim, spec.head_dim_v) > MAX_HEAD_DIM:
         return f"its head dims end at {MAX_HEAD_DIM}"
     if not spec.mask.is_band:

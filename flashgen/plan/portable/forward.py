@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashgen.arch import Arch
+from flashgen.errors import PlanError
 from flashgen.plan.model.limits import Tiling, choose, smem_fault, stages_fault
 from flashgen.plan.model.naming import kernel_name
-from flashgen.plan.model.params import FORWARD, FORWARD_SCORE
+from flashgen.plan.model.params import FORWARD, FORWARD_SCORE, with_input_scales
 from flashgen.plan.model.plans import Constant, KernelPlan, SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
@@ -27,6 +28,20 @@ def copies_asynchronously(arch: Arch, access_bytes: int) -> bool:
     return arch.has_cp_async and access_bytes >= 4
 
 
+def check_eight_bit_inputs(spec: AttentionSpec, arch: Arch, access_bytes: int) -> None:
+    """Raises PlanError if no kernel takes such 8-bit queries, keys and values."""
+    if not arch.multiplies_eight_bits:
+        raise PlanError(
+            f"dtype={spec.dtype!r} needs tensor cores of sm_89 or later, and arch={arch.name!r} has none for it; "
+            "use dtype='bf16' or 'fp16'."
+        )
+    if not copies_asynchronously(arch, access_bytes):
+        raise PlanError(
+            f"dtype={spec.dtype!r} needs rows aligned to 4 bytes, and access_bytes={access_bytes}; "
+            "pass contiguous q, k and v."
+        )
+
+
 def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> KernelPlan:
     """The forward kernel of a spec."""
     split_k = schedule.warps is not None and schedule.warps.kind == "split_k"
@@ -38,9 +53,10 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
     rows = _SPLIT_K if split_k else tuple(forward_rows(spec, arch))
     tiling = choose("forward", rows, _given(schedule), arch, check, lambda t: _smem(spec, t, split_k).bytes)
     smem = _smem(spec, tiling, split_k)
-    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    dim, dim_v = _tile_columns(spec, spec.head_dim), _tile_columns(spec, spec.head_dim_v)
     q_in_registers = tiling.hold_q and _q_fits(spec, tiling)
     words = ["splitk"] if split_k else []
+    params = FORWARD if spec.score is None else FORWARD_SCORE
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *words),
         pass_="forward",
@@ -66,7 +82,7 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
             Constant("async_copy", asynchronous),
             Constant("turing", not arch.has_cp_async, "mma.m16n8k8, as Turing has no k16"),
         ),
-        params=FORWARD if spec.score is None else FORWARD_SCORE,
+        params=with_input_scales(params) if spec.element.is_eight_bit else params,
         smem=smem,
         grid_tile=tiling.tile_q,
         grid_over="q",
@@ -88,6 +104,11 @@ def chosen_schedule(kernel: KernelPlan) -> Schedule:
     )
 
 
+def _tile_columns(spec: AttentionSpec, dim: int) -> int:
+    """Columns of a tile of Q, K or V in shared memory: whole steps of the tensor cores."""
+    return -(-dim // 32) * 32 if spec.element.is_eight_bit else padded(dim)
+
+
 def _padding_note(dim: int, padded_dim: int) -> str:
     return "" if dim == padded_dim else f"padded to {padded_dim} inside the kernel"
 
@@ -106,11 +127,19 @@ def _fault(spec: AttentionSpec, arch: Arch, tiling: Tiling, split_k: bool, async
             f"{tiling.describe()} gives each warp {rows:g} query rows, which must be a multiple of 16; "
             f"use tile_q={16 * tiling.warps} or a multiple of it."
         )
-    if keys % 16 or keys < 16:
+    step = 32 if spec.element.is_eight_bit else 16
+    if keys % step or keys < step:
+        least = step * tiling.warps if split_k else step
         return (
-            f"{tiling.describe()} gives each warp {keys:g} keys, which must be a multiple of 16; "
-            f"use tile_kv={16 * tiling.warps} or a multiple of it."
+            f"{tiling.describe()} gives each warp {keys:g} keys, which must be a multiple of {step}; "
+            f"use tile_kv={least} or a multiple of it."
         )
+    for count, name in ((rows, "query rows"), (keys, "keys")):
+        if spec.scale_block and spec.scale_block % count:
+            return (
+                f"{tiling.describe()} gives each warp {count:g} {name}, which must divide scale_block="
+                f"{spec.scale_block}; use smaller tiles."
+            )
     if tiling.stages > 1 and not asynchronous:
         return stages_fault(arch, tiling)
     accumulators = rows * (keys + padded(spec.head_dim_v)) / WARP
@@ -124,14 +153,15 @@ def _fault(spec: AttentionSpec, arch: Arch, tiling: Tiling, split_k: bool, async
 
 def _smem(spec: AttentionSpec, tiling: Tiling, split_k: bool) -> SmemMap:
     size = spec.element.bytes
-    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    dim, dim_v = _tile_columns(spec, spec.head_dim), _tile_columns(spec, spec.head_dim_v)
+    out_dim = padded(spec.head_dim_v)
     layout = SmemLayout()
     layout.then("q", tiling.tile_q * dim * size, "Q_i")
     layout.then("k", tiling.stages * tiling.tile_kv * dim * size, "K_j" + _ring(tiling))
     layout.then("v", tiling.stages * tiling.tile_kv * dim_v * size, "V_j" + _ring(tiling))
-    layout.over("o", tiling.tile_q * dim_v * size, "O_i, once the loop is over")
+    layout.over("o", tiling.tile_q * out_dim * spec.out_element.bytes, "O_i, once the loop is over")
     if split_k:
-        merge = 4 * tiling.tile_q * (dim_v + 2 * tiling.warps)
+        merge = 4 * tiling.tile_q * (out_dim + 2 * tiling.warps)
         layout.over("merge", merge, "the warps' partial results, once the loop is over")
     return layout.map()
 
@@ -143,7 +173,8 @@ def _ring(tiling: Tiling) -> str:
 def _q_fits(spec: AttentionSpec, tiling: Tiling) -> bool:
     """Whether Q's fragments fit in registers beside the accumulators."""
     rows = tiling.tile_q // tiling.warps
-    words = rows * (padded(spec.head_dim) / 2 + tiling.tile_kv + padded(spec.head_dim_v)) / WARP
+    held = padded(spec.head_dim) * spec.element.bytes / 4
+    words = rows * (held + tiling.tile_kv + padded(spec.head_dim_v)) / WARP
     return words <= _MAX_ACCUMULATORS
 
 
@@ -157,6 +188,9 @@ _SPLIT_K = (
 def forward_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     """The schedule table: rows in order of preference, each with its reason."""
     dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
+    if spec.element.is_eight_bit:
+        yield from _rows_eight_bits(dim, arch)
+        return
     if not spec.element.is_half:
         yield from _rows_float(dim, spec.mask.is_full, arch)
     elif not arch.has_cp_async:
@@ -193,6 +227,16 @@ def _rows_ampere(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
     yield Tiling(64, 64, 4, 1, _FITS)
     yield Tiling(64, 32, 4, 1, _FITS)
     yield Tiling(32, 16, 2, 1, _FITS)
+
+
+def _rows_eight_bits(dim: int, arch: Arch) -> Iterator[Tiling]:
+    tile_kv = 32 if arch.spills_wide_tiles and dim > 64 else 64
+    if dim <= 128:
+        yield Tiling(128, tile_kv, 4, 2, f"{_TWICE}; rows of 8 bits leave room for a second stage", blocks=2)
+    yield Tiling(128, 64, 8, 2, "16 rows per warp keep a wide output in registers")
+    yield Tiling(64, 64, 4, 1, _FITS)
+    yield Tiling(64, 32, 4, 1, _FITS)
+    yield Tiling(16, 32, 1, 1, _FITS)
 
 
 def _rows_float(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:

@@ -13,6 +13,7 @@ namespace flashgen {
 FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(half_t x) { return non_finite_signs<half_t>(x.bits) != 0; }
 FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(e4m3_t x) { return non_finite_signs<e4m3_t>(x.bits) != 0; }
 
 template <class T>
 FLASHGEN_DEVICE T not_a_number() {
@@ -39,12 +40,14 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
+  using T = typename Tile::Element;
+  constexpr i32 bits = 8 * static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<T>(word);
     // From the sign bit of each non-finite element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+    word &= kIsFloat<T> ? (signs != 0 ? 0u : ~0u) : ~((signs >> (bits - 1)) * ((1u << bits % 32) - 1u));
   }
   block_sync();
 }
@@ -52,10 +55,9 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
 // through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
 // every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
-                                             GlobalRows<const typename Tile::Element> source, Range keys,
-                                             const Mask& mask, Thread thread) {
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class T, class Mask>
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRows<const T> source,
+                                             Range keys, const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {

@@ -22,11 +22,13 @@ struct ForwardConfig {
   bool turing;
 };
 
-// Shapes that follow from the config.
-template <ForwardConfig cfg, class T>
+// Shapes that follow from the config. O has elements of type O.
+template <ForwardConfig cfg, class T, class O = T>
 struct ForwardShape {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  // Rows of tiles are whole pairs of chunks.
+  static constexpr i32 tile_columns = sizeof(T) == 1 ? 2 * kChunkBytes : 16;
+  static constexpr i32 dim = round_up(cfg.head_dim, tile_columns);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
   // A warp's share of a tile of scores.
   static constexpr i32 warp_rows = cfg.split_k ? cfg.tile_q : cfg.tile_q / cfg.warps;
@@ -39,8 +41,8 @@ struct ForwardShape {
 
   using QTile = SharedTile<T, cfg.tile_q, dim>;
   using KTile = SharedTile<T, cfg.tile_kv, dim>;
-  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
-  using OTile = SharedTile<T, cfg.tile_q, dim_v>;
+  using VTile = SharedTile<T, cfg.tile_kv, round_up(cfg.head_dim_v, tile_columns)>;
+  using OTile = SharedTile<O, cfg.tile_q, dim_v>;
   using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;

@@ -13,8 +13,10 @@ template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <>
 constexpr u32 kToInfinity<float32_t> = 0x00800000u;
+template <>
+constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;  // has no infinity: all magnitude bits of NaN are ones
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : sizeof(T) == 2 ? 0x80008000u : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

@@ -10,6 +10,16 @@ namespace flashgen {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// The power of two of the largest exponential of a row.
+template <class Logits>
+constexpr float headroom_of() {
+  if constexpr (requires { Logits::kHeadroom; }) {
+    return Logits::kHeadroom;
+  } else {
+    return 0.0f;
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -18,7 +28,8 @@ struct EqualWeights {
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  // The running maximum of the row's logits less the headroom, a reference maximum: the factor taken out of
+  // the row.
   float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
@@ -40,8 +51,9 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        reference_max[m][h] = Logits::as_reference_max(logit);
-        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
+        reference_max[m][h] = Logits::as_reference_max(logit) - Logits::distance(headroom_of<Logits>());
+        sum[m][h] =
+            logit > -kInfinity && thread.column() == 0 ? exp2_approx(headroom_of<Logits>()) : 0.0f;
       }
     }
   }
@@ -131,8 +143,9 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
-        if (lags) reference_max[m][h] = tile_maximum;
+        const float raised = tile_maximum - Logits::distance(headroom_of<Logits>());
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
+        if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {

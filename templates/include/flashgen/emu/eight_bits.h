@@ -31,4 +31,19 @@ FLASHGEN_DEVICE void halves_of(e4m3_t, u32 word, u32& first, u32& second) {
   second = pack(half_t{}, float_of_e4m3(word >> 16 & 0xffu), float_of_e4m3(word >> 24));
 }
 
+FLASHGEN_DEVICE u32 e4m3_bits(float x) {
+  const u32 sign = bits_of(x) >> 24 & 0x80u;
+  const float magnitude = __builtin_fabsf(x);
+  if (x != x) return 0x7f;
+  if (magnitude >= 448.0f) return sign | 0x7eu;
+  // The exponent of the last bit, by which the hardware's rounding of floats is the right one.
+  const int exponent = magnitude < 0x1p-6f ? -9 : __builtin_ilogbf(magnitude) - 3;
+  const u32 units = static_cast<u32>(__builtin_rintf(__builtin_ldexpf(magnitude, -exponent)));
+  // 16 units carry into the exponent.
+  return sign | (static_cast<u32>(exponent + 9) * 8 + units);
+}
+FLASHGEN_DEVICE u32 pack(e4m3_t, float a, float b, float c, float d) {
+  return e4m3_bits(a) | e4m3_bits(b) << 8 | e4m3_bits(c) << 16 | e4m3_bits(d) << 24;
+}
+
 }  // namespace flashgen

@@ -145,9 +145,13 @@ FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b, F
   mma_m16n8k8_batched(half_t{}, d, a0, a1, b, site);
   mma_finish(site);
 }
+FLASHGEN_DEVICE void mma_m16n8k32_batched(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                          FLASHGEN_EMU_SITE) {
+  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K32E4m3, site);
+}
 FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
                                   FLASHGEN_EMU_SITE) {
-  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K32E4m3, site);
+  mma_m16n8k32_batched(e4m3_t{}, d, a, b, site);
   mma_finish(site);
 }
 FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],

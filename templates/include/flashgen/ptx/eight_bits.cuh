@@ -1,4 +1,4 @@
-// Bytes of words, and 8-bit floats as 16-bit ones.
+// Bytes of words, and conversions of 8-bit floats.
 #pragma once
 #include "flashgen/ptx/types.cuh"
 
@@ -30,6 +30,21 @@ FLASHGEN_DEVICE void halves_of(e4m3_t, u32 word, u32& first, u32& second) {
       "}"
       : "=r"(first), "=r"(second)
       : "r"(word));
+}
+
+// Four numbers of a word, each the nearest to a float, of two as near the even one. What is too large becomes
+// the largest number, and NaN stays NaN (sm_89 and later).
+FLASHGEN_DEVICE u32 pack(e4m3_t, float a, float b, float c, float d) {
+  u32 word;
+  asm("{\n\t"
+      ".reg .b16 low, high;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
+      "mov.b32 %0, {low, high};\n\t"
+      "}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
 }
 
 }  // namespace flashgen
