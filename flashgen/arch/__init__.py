@@ -26,6 +26,8 @@ class Arch:
     converts_eight_bits: bool
     #: Products of 8-bit floats by a warp (mma.sync), which the portable forward kernel for e4m3 is made of.
     multiplies_eight_bits: bool
+    #: For them the assembler converts operands to 16 bits, which takes registers (measured).
+    widens_eight_bits: bool
     #: bf16 tensor-core operands.
     has_bf16: bool
     #: Four-wide float reductions to global memory (red.global.add.v4.f32).
@@ -72,6 +74,7 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
         has_cp_async=digits >= 80,
         converts_eight_bits=digits >= 89,
         multiplies_eight_bits=digits >= 89,
+        widens_eight_bits=90 <= digits < 120,
         has_bf16=digits >= 80,
         has_vector_reduction=digits >= 90,
         has_wgmma=name == "sm_90a",

@@ -230,10 +230,9 @@ def _rows_ampere(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
 
 
 def _rows_eight_bits(dim: int, arch: Arch) -> Iterator[Tiling]:
-    tile_kv = 32 if arch.spills_wide_tiles and dim > 64 else 64
-    if dim <= 128:
-        yield Tiling(128, tile_kv, 4, 2, f"{_TWICE}; rows of 8 bits leave room for a second stage", blocks=2)
-    yield Tiling(128, 64, 8, 2, "16 rows per warp keep a wide output in registers")
+    if dim > 64 and arch.widens_eight_bits:
+        yield Tiling(128, 32, 8, 2, "16 rows per warp and narrow tiles leave registers for converted operands")
+    yield Tiling(128, 64, 8, 2, "16 rows per warp leave registers for the sums of a tile beside those of all")
     yield Tiling(64, 64, 4, 1, _FITS)
     yield Tiling(64, 32, 4, 1, _FITS)
     yield Tiling(16, 32, 1, 1, _FITS)
