@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashgen.arch import Arch, arch_for_capability, get_arch
+from flashgen.arch import EIGHT_BIT_ARCHS, Arch, arch_for_capability, get_arch
 from flashgen.common.checks import is_one_of
 from flashgen.common.recent import Recent
 from flashgen.common.show import show
@@ -46,7 +46,12 @@ def build(
         raise SpecError(f"target={show(target)} is unknown; use 'gpu' or 'emulator'")
     if arch is None and target == "gpu":
         return build_on(_current_device(), spec, schedule)
-    return _build(spec, schedule, get_arch(EMULATED_ARCH if arch is None else arch), target, None)
+    return _build(spec, schedule, get_arch(emulated_arch(spec) if arch is None else arch), target, None)
+
+
+def emulated_arch(spec: AttentionSpec) -> str:
+    """What the emulator runs when no arch is named."""
+    return EIGHT_BIT_ARCHS[0] if spec.element.is_eight_bit else EMULATED_ARCH
 
 
 def build_on(device: int, spec: AttentionSpec, schedule: Schedule | None = None) -> Kernel:

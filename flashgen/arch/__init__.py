@@ -86,6 +86,8 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
 
 #: What the command line builds for, and ``explain`` describes the first of, where there is no GPU and no name.
 DEFAULT_ARCHS = ("sm_80", "sm_90a")
+#: The same for 8-bit queries, keys and values.
+EIGHT_BIT_ARCHS = ("sm_89", "sm_90a")
 
 ARCHS: dict[str, Arch] = {
     row.name: row

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flashgen.arch import DEFAULT_ARCHS, Arch, get_arch
+from flashgen.arch import DEFAULT_ARCHS, EIGHT_BIT_ARCHS, Arch, get_arch
 from flashgen.common.checks import is_whole
 from flashgen.common.show import show
-from flashgen.dtypes import DTYPES
 from flashgen.errors import ArgumentError, NoGpuError, PlanError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation, Fallback
-from flashgen.plan import KernelPlan, plan
+from flashgen.plan import KernelPlan, least_access_bytes, plan
 from flashgen.plan.algorithm import why_not_fa3
 from flashgen.plan.fallbacks import fallbacks, for_alignment
 from flashgen.spec import AttentionSpec, Mask, Schedule
@@ -57,7 +56,7 @@ def explain(
         raise ArgumentError(
             f"tile={show(tile)} is not a pair of queries and keys; write tile=(64, 64), or leave it out"
         )
-    arch = get_arch(arch) if arch is not None else _arch_here()
+    arch = get_arch(arch) if arch is not None else _arch_here(spec)
     if decode:
         kernel: KernelPlan | None = _decode(spec, schedule, arch)
     else:
@@ -114,13 +113,14 @@ def explain(
     )
 
 
-def _arch_here() -> Arch:
+def _arch_here(spec: object) -> Arch:
     from flashgen.launch.driver.cuda import current_arch
 
     try:
         return current_arch()
     except NoGpuError:
-        return get_arch(DEFAULT_ARCHS[0])
+        is_eight_bit = isinstance(spec, AttentionSpec) and spec.element.is_eight_bit
+        return get_arch((EIGHT_BIT_ARCHS if is_eight_bit else DEFAULT_ARCHS)[0])
 
 
 def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> KernelPlan:
@@ -146,7 +146,7 @@ def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | Non
     found = [Fallback(when, each.forward) for each in fallbacks(attention) if each.forward != kernel]
     if kernel.boxes:
         # The copy engine needs full alignment.
-        unaligned = for_alignment(attention, DTYPES[spec.dtype].bytes)
+        unaligned = for_alignment(attention, least_access_bytes(spec))
         found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.forward))
     return tuple(found)
 

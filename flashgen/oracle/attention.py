@@ -13,6 +13,7 @@ import numpy as np
 
 from flashgen.oracle.problem import Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rules import Floats, Lengths, Pairs, Rules, allowed_pairs
+from flashgen.oracle.scales import scaled
 from flashgen.spec import AttentionSpec, Dropout
 
 __all__ = ["HeadRules", "allowed_pairs", "backward", "backward_head", "contract", "forward", "forward_head"]
@@ -29,13 +30,18 @@ def forward(
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
     qv: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> tuple[Floats, Floats]:
     """``O = softmax(score(scale * Q K^T)) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
 
     q is (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); o is (B, Sq, H, Dv), lse (B, H, Sq). ``captured``
-    replaces tensors that the spec's mask or score was made with. With ``qv`` scores are of ``Q K^T + Qv V^T``.
+    replaces tensors that the spec's mask or score was made with. With ``qv`` scores are of ``Q K^T + Qv V^T``. Scales
+    multiply 8-bit q, k and v.
     """
-    problem = read_problem(spec, q, k, v, scale=scale, qv=qv)
+    given = read_problem(spec, q, k, v, scale=scale, qv=qv)
+    problem = scaled(spec, given, {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale})
     rules = Rules(spec, problem, captured, dropout, lengths)
     o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
     lse = np.zeros((problem.batch, problem.heads, problem.len_q))

@@ -9,6 +9,9 @@ Where results hang on few roundings that one run is more of an accident than tha
 does to them, if that is larger, which with values as they commonly are it is not: see ``reach``. In fp32 a whole row
 of P hangs on how its LSE was rounded, which for an LSE between 4 and 8 is four steps; correct kernels needed up to
 5.6 steps, so fp32 takes six.
+
+With 8-bit queries, keys and values one step more is what roundings of P to 8 bits do to O, and LSE is held to what
+tensor cores keep of sums of 8-bit products.
 """
 
 from __future__ import annotations
@@ -20,18 +23,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.dtypes import FP32
+from flashgen.dtypes import E4M3, FP32
 from flashgen.oracle.attention import backward, forward
 from flashgen.oracle.problem import gradient_of_lse, read_problem
 from flashgen.oracle.reach import largest, reach
 from flashgen.oracle.rounded import Floats32, RoundedResult, evaluate
 from flashgen.oracle.rules import Lengths, Rules
+from flashgen.oracle.scales import Scales, scaled
 from flashgen.spec import AttentionSpec, Dropout
 
 LSE_TOLERANCE = 1e-5
 FACTOR = 2.0
 ROUNDING_STEPS = 2.0
 FP32_ROUNDING_STEPS = 6.0
+#: Tensor cores cut off sums of 8-bit products behind so much of the largest term.
+SUM_EPSILON = 2.0**-13
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,18 +89,19 @@ def bounds(
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
     qv: Any = None,
+    scales: Scales | None = None,
 ) -> Bounds:
     """The bounds for these inputs; ``exact`` is the oracle's (o, lse) or (o, lse, dq, dk, dv) where known."""
     if exact is None:
         shared: dict[str, Any] = {"scale": scale, "captured": captured, "dropout": dropout, "lengths": lengths}
-        exact = forward(spec, q, k, v, qv=qv, **shared)
+        exact = forward(spec, q, k, v, qv=qv, **shared, **(scales or {}))
         if do is not None:
             exact = (*exact, *backward(spec, q, k, v, do, dlse=dlse, **shared))
-    how: dict[str, Any] = {"captured": captured, "dropout": dropout, "lengths": lengths, "qv": qv}
+    how: dict[str, Any] = {"captured": captured, "dropout": dropout, "lengths": lengths, "qv": qv, "scales": scales}
     result = evaluate(spec, q, k, v, do, scale=scale, dlse=dlse, **how)
-    given = read_problem(spec, q, k, v, do, scale=scale, qv=qv)
+    given = scaled(spec, read_problem(spec, q, k, v, do, scale=scale, qv=qv), scales or {})
     reached = reach(given, Rules(spec, given, captured, dropout, lengths), gradient_of_lse(given, dlse))
-    step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
+    step = spec.out_element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
     # Six steps are of these already.
     step32 = FP32.epsilon * (1.0 if spec.element is FP32 else ROUNDING_STEPS)
     limits: dict[str, float] = {}
@@ -102,10 +109,14 @@ def bounds(
         if name != "lse":
             error = _largest_error(getattr(result, name), reference)
             steps = step * max(largest(reference), reached.of_o.get(name, 0.0))
+            if spec.element.is_eight_bit:
+                steps += ROUNDING_STEPS * E4M3.epsilon * reached.of_p
             limits[name] = FACTOR * error + max(steps, step32 * reached.of_float32[name])
     lse = exact[1]
     lse_limit = LSE_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(lse), np.abs(lse), 1.0))
     lse_limit = np.maximum(lse_limit, step32 * reached.lse)
+    if spec.element.is_eight_bit:
+        lse_limit = np.maximum(lse_limit, ROUNDING_STEPS * SUM_EPSILON * reached.largest_product)
     return Bounds(lse=lse_limit, rounded=result, **limits)
 
 

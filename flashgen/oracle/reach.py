@@ -35,6 +35,10 @@ class Reach:
     #: Of O, dQ, dK and dV, in roundings to float32.
     of_float32: dict[str, float]
     lse: Floats
+    #: Of O, in roundings of P.
+    of_p: float = 0.0
+    #: Of each row the largest term of the products that are its logits, times the scale.
+    largest_product: Floats | float = 0.0
 
 
 def reach(given: Problem, rules: Rules, of_lse: Array) -> Reach:
@@ -44,12 +48,15 @@ def reach(given: Problem, rules: Rules, of_lse: Array) -> Reach:
     squares = {name: np.zeros(like[name]) for name in names}
     of_o = {name: np.zeros(like[name]) for name in names if name in ("dq", "dk")}
     lse = np.zeros((given.batch, given.heads, given.len_q))
+    of_p, largest_product = 0.0, np.zeros_like(lse)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
             head = _Head(given, HeadRules(rules, b, h), b, h)
             lse[b, h] = _finite(head.lse)
             squares["o"][b, :, h] = head.of_o
+            of_p = max(of_p, head.of_p)
+            largest_product[b, h] = head.largest_product
             if given.do is not None:
                 gradients = head.gradients(given.do[b, :, h], of_lse[b, h])
                 squares["dq"][b, :, h] = gradients[0]
@@ -62,6 +69,8 @@ def reach(given: Problem, rules: Rules, of_lse: Array) -> Reach:
         {name: largest(x) for name, x in of_o.items()},
         {name: float(np.sqrt(largest(x))) for name, x in squares.items()},
         lse,
+        of_p,
+        largest_product,
     )
 
 
@@ -104,6 +113,19 @@ class _Head:
         if self.alike:
             self.of_o += _of_products(self.p * self.kept, self.v.T)
             self.of_o += np.square(self.o) * _of_products(self.p, np.ones((1, len(self.v))))
+
+    @property
+    def of_p(self) -> float:
+        """The largest change of O by roundings of P. The largest P of a row is a power of two, and is not rounded."""
+        others = np.where(self.p == self.p.max(axis=1, initial=0.0, keepdims=True), 0.0, self.p)
+        return largest(np.sqrt(np.square(others) @ np.square(self.v)))
+
+    @property
+    def largest_product(self) -> Floats:
+        """Of each row, the bound of the terms of its logits' products."""
+        most: Floats = np.abs(self.q) * np.abs(self.k).max(axis=0, initial=0.0)
+        terms: Floats = abs(self.scale) * most.max(axis=1, initial=0.0)
+        return terms
 
     def gradients(self, do: Floats, of_lse: Floats) -> tuple[Floats, Floats, Floats]:
         """Squares of the changes of dQ, dK and dV by roundings of scores, of LSE and of sums of products."""

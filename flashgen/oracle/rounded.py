@@ -5,13 +5,16 @@ dK and dV. The softmax is float32 from end to end: it takes the scores as the pr
 rounding those first would leave fp16 without logits above 65504 and bf16 with errors of thousands near 1e6, and
 its backward rebuilds P as exp(S - LSE) from an LSE rounded to float32, as every flash backward does (near 1e6
 that rounding alone moves P by 3 %); both exponentiate in base two, as GPUs do.
+
+For 8-bit queries, keys and values, P is rounded to e4m3 before it is divided by its row's sum: the largest P of a row
+is stored as 2^8. Their products with V are divided by the sum, which is of numbers that were not rounded.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +25,14 @@ from flashgen.oracle.attention import HeadRules
 from flashgen.oracle.captured import CapturedSums, sink_column
 from flashgen.oracle.problem import Array, gradient_of_lse, read_problem
 from flashgen.oracle.rules import Floats, Lengths, Rules
+from flashgen.oracle.scales import Scales, scaled
 from flashgen.spec import AttentionSpec, Dropout
 
 Floats32 = NDArray[np.float32]
 LOG2_E = math.log2(math.e)
 _SMALLEST_BUFFER = 16
+#: What the largest P of a row is stored as in 8 bits.
+LARGEST_P = np.float32(2.0**8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +59,15 @@ def rounded_forward(
     scale: float | None = None,
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> tuple[Array, Floats32]:
-    """``(o, lse)``: o in the spec's dtype, lse in float32."""
-    result = evaluate(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
+    """``(o, lse)``: o in the spec's dtype for O, lse in float32."""
+    scales: Scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    result = evaluate(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths, scales=scales)
     with np.errstate(all="ignore"):
-        return result.o.astype(spec.element.numpy()), result.lse
+        return result.o.astype(spec.out_element.numpy()), result.lse
 
 
 def rounded_backward(
@@ -112,10 +122,14 @@ def evaluate(
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
     qv: Any = None,
+    scales: Scales | None = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
     given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy(), qv=qv)
+    if element.is_eight_bit:
+        wide = {name: getattr(given, name).astype(np.float32) for name in "qkv"}
+        given = scaled(spec, replace(given, **wide), scales or {})
     rules = Rules(spec, given, captured, dropout, lengths)
     of_lse = gradient_of_lse(given, dlse).astype(np.float32)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
@@ -129,7 +143,7 @@ def evaluate(
             h_kv = h // given.group
             operands = q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv]
             head = _Head(element, *operands, given.scale, HeadRules(rules, b, h))
-            o[b, :, h], lse[b, h] = head.forward()
+            o[b, :, h], lse[b, h] = head.forward(spec.out_element)
             pairs += int(head.allowed.sum())
             if do32 is not None:
                 row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32) - of_lse[b, h]
@@ -181,7 +195,7 @@ class _Head:
             self.slopes = np.where(self.allowed, rules.slopes(self.logits), 0.0).astype(np.float32)
             self.scale_log2 = np.float32(LOG2_E)
 
-    def forward(self) -> tuple[Floats32, Floats32]:
+    def forward(self, out_element: DType) -> tuple[Floats32, Floats32]:
         """O and the LSE."""
         peak = np.where(self.allowed, self.dots, -np.inf).max(axis=1, initial=-np.inf).astype(np.float32)
         sink_log2 = self.sink * np.float32(LOG2_E)
@@ -189,9 +203,13 @@ class _Head:
         shift = np.where(peak_log2 == -np.inf, np.float32(0), peak_log2)
         weights = self._exponentials(shift)
         total = weights.sum(axis=1, dtype=np.float32) + np.exp2(sink_log2 - shift)
-        p = _store(self.element, self.kept(weights / np.where(total == 0, np.float32(1), total)[:, None]))
         lse = (shift + np.log2(total)) * np.float32(1 / LOG2_E)
-        return _store(self.element, dot(p, _finite(self.v))), lse.astype(np.float32)
+        divisors = np.where(total == 0, np.float32(1), total)[:, None]
+        if self.element.is_eight_bit:
+            o = dot(_store(self.element, weights * LARGEST_P), _finite(self.v)) / (divisors * LARGEST_P)
+        else:
+            o = dot(_store(self.element, self.kept(weights / divisors)), _finite(self.v))
+        return _store(out_element, o), lse.astype(np.float32)
 
     def score_gradients(self, do: Floats32, row_sum: Floats32, lse: Floats32) -> tuple[Floats32, Floats32]:
         """The gradient of the scores, in float32, and P of this head."""

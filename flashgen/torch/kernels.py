@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashgen.api import EMULATED_ARCH, KERNELS_KEPT, Kernel, build, build_on, built
+from flashgen.api import KERNELS_KEPT, Kernel, build, build_on, built, emulated_arch
 from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.common.recent import Recent
 from flashgen.errors import ArgumentError, LaunchError, PlanError
@@ -183,7 +183,7 @@ def is_planned(
     direction = "both" if gradients else "forward"
     spec = _spec(head_dim, head_dim_v, dtype, program.rule, direction=direction, dropout=drops)
     try:
-        plan(spec, None, get_arch(EMULATED_ARCH) if device == HOST else _arch_of(device))
+        plan(spec, None, get_arch(emulated_arch(spec)) if device == HOST else _arch_of(device))
     except PlanError:
         return False
     return True

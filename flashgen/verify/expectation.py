@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flashgen.oracle import CaseSlope, Check, backward, bounds, case_slope, check, forward
 from flashgen.oracle.rounded import RoundedResult
 from flashgen.oracle.rules import Floats
+from flashgen.oracle.scales import Scales
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases.cached import Filling
 from flashgen.verify.cases.captured import with_values
@@ -51,6 +52,8 @@ class Expectation:
     dropout: Dropout | None = None
     packing: Packing | None = None
     filling: Filling | None = None
+    #: Of 8-bit q, k and v, for a batch of sequences.
+    scales: Scales = field(default_factory=Scales)
     #: The results of one run in the spec's dtype; without it there are no slopes.
     rounded: RoundedResult | None = None
 
@@ -81,15 +84,17 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     lengths = None if cut is None else cut.used
     q, k, v = inputs.q, inputs.k, inputs.v
     do = inputs.do if spec.needs_backward else None
-    exact: tuple[NDArray[np.float64], ...] = forward(
-        spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths, qv=inputs.qv
-    )
+    scales = case.scales_for(spec)
+    exact: tuple[NDArray[np.float64], ...]
+    exact = forward(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths, qv=inputs.qv, **scales)
     if do is not None:
         exact += backward(spec, q, k, v, do, scale=scale, dlse=inputs.dlse, dropout=dropout, lengths=lengths)
-    how: dict[str, Any] = {"dlse": inputs.dlse, "dropout": dropout, "lengths": lengths, "qv": inputs.qv}
-    strict = bounds(spec, q, k, v, do, scale, exact=exact, **how)
+    shared: dict[str, Any] = {"dropout": dropout, "lengths": lengths, "scales": scales}
+    strict = bounds(spec, q, k, v, do, scale, exact=exact, dlse=inputs.dlse, qv=inputs.qv, **shared)
     limits = tuple(getattr(strict, name) for name in TENSORS[: len(exact)])
     if any_values:
-        reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)
+        reach = rounding_errors(spec, inputs, scale, exact, **shared)
         limits = tuple(np.maximum(x, reach[name]) for name, x in zip(TENSORS, limits, strict=False))
-    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing, filling, strict.rounded)
+    return Expectation(
+        case, inputs, scale, exact, limits, spec.tensors, dropout, packing, filling, scales, strict.rounded
+    )

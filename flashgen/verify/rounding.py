@@ -13,9 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flashgen.dtypes import E4M3, FP16
 from flashgen.oracle import Rules
+from flashgen.oracle.bounds import SUM_EPSILON
 from flashgen.oracle.problem import read_problem
 from flashgen.oracle.rules import Lengths
+from flashgen.oracle.scales import Scales, scaled
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases.case import TENSORS, Inputs
 
@@ -34,6 +37,7 @@ def rounding_errors(
     exact: Sequence[Floats],
     dropout: Dropout | None = None,
     lengths: Lengths | None = None,
+    scales: Scales | None = None,
 ) -> dict[str, Floats]:
     """Per tensor of ``exact`` and element, how far rounding may take it.
 
@@ -42,9 +46,9 @@ def rounding_errors(
     if spec.score is not None:
         return {name: np.zeros(x.shape) for name, x in zip(TENSORS, exact, strict=False)}
     with np.errstate(all="ignore"):
-        q, k, v, do = (_finite(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
-        given = read_problem(spec, q, k, v, scale=scale, qv=None if inputs.qv is None else _finite(inputs.qv))
-        q, k = given.q, given.k
+        given = read_problem(spec, inputs.q, inputs.k, inputs.v, scale=scale, qv=inputs.qv)
+        wide = scaled(spec, given, scales or {})
+        q, k, v, do = (_finite(x) for x in (wide.q, wide.k, wide.v, inputs.do))
         shapes = (do.shape, (q.shape[0], q.shape[2], q.shape[1]), q.shape, k.shape, v.shape)
         found = {name: np.zeros(shape) for name, shape in zip(TENSORS, shapes, strict=True)}
         rules = Rules(spec, given, dropout=dropout, lengths=lengths)
@@ -60,7 +64,7 @@ def rounding_errors(
             found["dv"][b, :, h_kv] += dv
         for name, x in zip(TENSORS, exact, strict=False):
             if name != "lse":
-                found[name] += STEPS * spec.element.epsilon * np.abs(_finite(x)) + STEPS * FP16_STEP
+                found[name] += STEPS * spec.out_element.epsilon * np.abs(_finite(x)) + STEPS * FP16_STEP
     return {name: found[name] for name in TENSORS[: len(exact)]}
 
 
@@ -81,8 +85,8 @@ class _Head:
 
     def errors(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """The largest errors of O, LSE, dQ, dK and dV if the roundings of all terms add up."""
-        eps = self.spec.element.epsilon
-        least = FP16_STEP if self.spec.dtype == "fp16" else 0.0
+        eps, eight_bits = self.spec.out_element.epsilon, self.spec.element.is_eight_bit
+        least = FP16_STEP if self.spec.out_element is FP16 else 0.0
         size = abs(self.scale) * np.abs(self.q) @ np.abs(self.k).T
         scores = np.where(self.allowed, self.scale * (self.q @ self.k.T), -np.inf)
         peak = scores.max(axis=1, initial=-np.inf, keepdims=True)
@@ -92,7 +96,11 @@ class _Head:
         # A logit's rounding is relative to its size, and the exponential makes it the probability's relative one.
         largest = np.where(self.allowed, size, 0.0).max(axis=1, initial=0.0, keepdims=True)
         relative = eps + SINGLE * (largest + sum(self.k.shape) + 4)
-        p_error = np.where(self.allowed, STEPS * p * np.expm1(np.minimum(relative, 1.0)) + least, 0.0)
+        p_error = STEPS * p * np.expm1(np.minimum(relative, 1.0)) + least
+        if eight_bits:
+            # Half of the smallest number, where the largest P of a row is stored as 2^8.
+            p_error += E4M3.epsilon * p + 2.0**-18 / np.where(total == 0.0, 1.0, total)
+        p_error = np.where(self.allowed, p_error, 0.0)
         o = (p * self.kept) @ self.v
         o_error = (p_error * self.kept) @ np.abs(self.v) + eps * np.abs(o) + least
         dp = self.do @ self.v.T * self.kept
@@ -105,7 +113,8 @@ class _Head:
         dq = abs(self.scale) * ds_error @ np.abs(self.k)
         dk = abs(self.scale) * ds_error.T @ np.abs(self.q)
         dv = ((p_error + eps * p) * self.kept).T @ np.abs(self.do)
-        return o_error, STEPS * SINGLE * (largest[:, 0] + 4), dq, dk, dv
+        of_sums = SUM_EPSILON if eight_bits else SINGLE
+        return o_error, STEPS * (of_sums * largest[:, 0] + 4 * SINGLE), dq, dk, dv
 
 
 def _finite(x: NDArray[Any]) -> Floats:

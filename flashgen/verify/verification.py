@@ -16,7 +16,7 @@ from flashgen.verify.tally import OutputReport, Tally
 #: Some specs need more arguments. ``captured=`` has captured tensors by name. ``dropout=`` says which pairs to drop.
 #: With packed sequences all arrays are packed, and ``sequences=`` says how. With a cache, k and v are the cache, and
 #: ``cache=`` says what is in it. ``qv=`` is the second query of a spec with ``qv=True``. ``dlse=`` is the gradient of
-#: LSE.
+#: LSE. 8-bit arrays have ``q_scale=``, ``k_scale=`` and ``v_scale=``.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -81,7 +81,10 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
     more: dict[str, Any] = {"captured": expected.captured} if expected.captured else {}
     more |= {"dropout": expected.dropout} if expected.dropout else {}
     packing, layouts = expected.packing, expected.case.layouts
+    scales = expected.scales
     if packing is not None:
+        block = spec.scale_block
+        more |= {name: packing.pack_scales(x, "qkv".index(name[0]) > 0, block) for name, x in scales.items()}
         len_q, len_kv = x.q.shape[1], x.k.shape[1]
         more["sequences"] = packing.sequences(len_q, len_kv)
         more |= {"dlse": packing.pack_lse(x.dlse)} if x.dlse is not None else {}
@@ -96,4 +99,5 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
         caches = [expected.filling.fill(a, layout, which) for which, (a, layout) in filled]
         return expected.judge(run(x.q, *caches, None, expected.scale, **more))
     more |= {"dlse": x.dlse} if x.dlse is not None else {}
+    more |= scales
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

@@ -38,9 +38,8 @@ def build(
 
     directory = None if out is None else output_directory(out)
     gpus = find_gpus()
-    plans = plan_all(
-        request.spec, request.schedule, archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
-    )
+    archs = archs_to_build(request.archs, gpus, request.spec)
+    plans = plan_all(request.spec, request.schedule, archs, gpu_to_build_for(request.archs, gpus))
     check_decode(request, plans)
     built = build_all(plans)
     files = write_files(built, directory, default_cache().root)

@@ -64,7 +64,7 @@ def check(
 
     wish = replace(_wish(cases, race, schedules, seed, case, target), decode=request.decode)
     gpus = find_gpus() if target is TargetOption.GPU or not request.archs else ()
-    archs, chosen_by = archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
+    archs, chosen_by = archs_to_build(request.archs, gpus, request.spec), gpu_to_build_for(request.archs, gpus)
     plans = plan_all(request.spec, request.schedule, archs, chosen_by)
     check_decode(request, plans)
     if target is TargetOption.EMULATOR:

@@ -41,7 +41,7 @@ def explain(
     """Draw which tiles of the score matrix a mask skips, and say what the rest costs."""
     from flashgen.explanation import DEFAULT_LENGTH, explain
 
-    arch = archs_to_build(request.archs, find_gpus() if not request.archs else ())[0]
+    arch = archs_to_build(request.archs, find_gpus() if not request.archs else (), request.spec)[0]
     check_decode(request, plan_all(request.spec, request.schedule, [arch]))
     queries, keys = decode_lengths(request, len_q, len_kv, DEFAULT_LENGTH)
     found = explain(

@@ -54,7 +54,7 @@ def show(
 ) -> None:
     """Print a kernel's plan, source, PTX or SASS on stdout."""
     gpus = find_gpus() if not request.archs else ()
-    archs, gpu = archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
+    archs, gpu = archs_to_build(request.archs, gpus, request.spec), gpu_to_build_for(request.archs, gpus)
     if len(request.archs) > 1:
         raise UsageError(f"show takes one --arch, and {len(request.archs)} are given; leave all but one out")
     if what is What.SASS:

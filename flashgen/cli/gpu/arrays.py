@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flashgen.arch import DEFAULT_ARCHS, Arch, arch_for_capability, get_arch
+from flashgen.arch import DEFAULT_ARCHS, EIGHT_BIT_ARCHS, Arch, arch_for_capability, get_arch
 from flashgen.launch.driver.devices import Gpu as Gpu
 from flashgen.launch.driver.devices import find_gpus as find_gpus
+from flashgen.spec import AttentionSpec
 
 
 def gpu_to_build_for(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> Gpu | None:
@@ -12,10 +13,10 @@ def gpu_to_build_for(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> Gpu | No
     return gpus[0] if gpus and not asked else None
 
 
-def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> tuple[Arch, ...]:
-    """What was asked for, else the first GPU's, else the defaults."""
+def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...], spec: AttentionSpec) -> tuple[Arch, ...]:
+    """What was asked for, else the first GPU's, else the spec's defaults."""
     if asked:
         return asked
     if gpus:
         return (arch_for_capability(gpus[0].capability),)
-    return tuple(get_arch(name) for name in DEFAULT_ARCHS)
+    return tuple(get_arch(name) for name in (EIGHT_BIT_ARCHS if spec.element.is_eight_bit else DEFAULT_ARCHS))

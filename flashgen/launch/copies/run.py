@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from flashgen.launch.copies.arrays import to_device, to_host
 from flashgen.launch.copies.captured_copy import CapturedCopy
+from flashgen.plan.model.params import INPUT_SCALES
 from flashgen.plan.varlen import COUNTS, STARTS
 
 #: ``run(q, k, v, do, scale, ...) -> (o, lse, dq, dk, dv)``, as ``flashgen.verify`` calls it.
@@ -63,4 +64,5 @@ def _run_on_gpu(
             arrays = {name: getattr(more[option], name) for name in names}
             copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
             more[option] = replace(more[option], **copies)
+    more |= {name: CapturedCopy(more[name], ordinal) for name in INPUT_SCALES if hasattr(more.get(name), "shape")}
     return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, dlse, **more)]

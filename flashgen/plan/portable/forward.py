@@ -14,6 +14,8 @@ from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
 WARP = 32
+#: Asynchronous copies move at least so many bytes.
+EIGHT_BIT_ACCESS = 4
 #: Registers a thread may spend on accumulators before the compiler has to spill.
 _MAX_ACCUMULATORS = 208
 
@@ -35,9 +37,9 @@ def check_eight_bit_inputs(spec: AttentionSpec, arch: Arch, access_bytes: int) -
             f"dtype={spec.dtype!r} needs tensor cores of sm_89 or later, and arch={arch.name!r} has none for it; "
             "use dtype='bf16' or 'fp16'."
         )
-    if not copies_asynchronously(arch, access_bytes):
+    if access_bytes < EIGHT_BIT_ACCESS:
         raise PlanError(
-            f"dtype={spec.dtype!r} needs rows aligned to 4 bytes, and access_bytes={access_bytes}; "
+            f"dtype={spec.dtype!r} needs rows aligned to {EIGHT_BIT_ACCESS} bytes, and access_bytes={access_bytes}; "
             "pass contiguous q, k and v."
         )
 

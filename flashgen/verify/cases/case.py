@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flashgen.oracle.scales import Scales
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases.cached import Filling
 from flashgen.verify.cases.layouts import Layout, laid_out
 from flashgen.verify.cases.packed import Packing
+from flashgen.verify.cases.scales import drawn_scales
 from flashgen.verify.cases.values import Fill, NonFiniteValues, fill_values, put_non_finite
 
 #: The results that are compared, in the order in which a run gives them.
@@ -67,6 +69,11 @@ class Case:
     def filling_for(self, spec: AttentionSpec) -> Filling | None:
         """How the cache is filled; None for a spec without one."""
         return Filling.of_spec(spec, self.seed, self.batch, self.len_q, self.len_kv)
+
+    def scales_for(self, spec: AttentionSpec) -> Scales:
+        """The scales of 8-bit q, k and v, for a batch of sequences."""
+        lengths, heads = (self.len_q, self.len_kv), (self.heads, self.heads_kv)
+        return drawn_scales(spec, self.name, self.seed, self.batch, lengths, heads)
 
     @property
     def compared(self) -> tuple[str, ...]:

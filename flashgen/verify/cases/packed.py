@@ -62,6 +62,17 @@ class Packing:
         rows = self.pack(np.moveaxis(x, 1, 2)[..., None], 0)
         return np.ascontiguousarray(rows[..., 0].T)
 
+    def pack_scales(self, x: Any, side: int, block: int | None) -> Any:
+        """The scales of blocks, (batch, heads, blocks), of packed rows; others are as of a batch."""
+        if block is None or x is None:
+            return x
+        packed = np.full((x.shape[1], self.total_rows[side] // block + len(self.rows)), np.nan, x.dtype)
+        for b, start in enumerate(self._starts()[:-1]):
+            blocks = -(-self.rows[b][side] // block)
+            first = start[side] // block + b
+            packed[:, first : first + blocks] = x[b, :, :blocks]
+        return packed
+
     def unpack(self, x: NDArray[Any], side: int, length: int, fill: float = 0.0) -> NDArray[Any]:
         """A batch again, with ``fill`` for rows that are not there.
 

@@ -22,6 +22,8 @@ NON_FINITE_VALUES: tuple[NonFiniteValues, ...] = get_args(NonFiniteValues)
 LARGEST_LOGIT = 1e6
 #: Products up to here are whole numbers that float32 holds exactly, with room for a sum of small ones.
 _LARGEST_EXACT_PRODUCT = 2**23
+#: The factors of these are e4m3 numbers.
+_LARGEST_EIGHT_BIT_PRODUCT = 2**16
 
 
 def fill_values(
@@ -36,10 +38,10 @@ def fill_values(
         q *= 6.0
         k *= 6.0
     elif kind == "large_logits":
-        _make_logits_large(q, k, scale)
+        _make_logits_large(spec, q, k, scale)
         q[:, 1::2, :, 0] *= -1
     elif kind == "huge":
-        _make_logits_large(q, k, scale)
+        _make_logits_large(spec, q, k, scale)
         for x in (q, k):
             x[..., 0] *= random.choice([-1.0, 1.0], x.shape[:-1])
     elif kind == "flat":  # every key is as good as any other
@@ -68,11 +70,12 @@ def _scatter(x: NDArray[Any], values: tuple[float, ...], random: np.random.Gener
         x[tuple(random.integers(0, x.shape))] = random.choice(values)
 
 
-def _make_logits_large(q: Floats, k: Floats, scale: float) -> None:
-    """Logits near +1e6, apart by small whole numbers times the scale."""
+def _make_logits_large(spec: AttentionSpec, q: Floats, k: Floats, scale: float) -> None:
+    """Logits near +1e6 where the dtype can hold their factors, apart by small whole numbers times the scale."""
     for x in (q, k):
         np.clip(np.rint(x), -2, 2, out=x)
-    product = min(LARGEST_LOGIT / abs(scale), _LARGEST_EXACT_PRODUCT)
+    largest = _LARGEST_EIGHT_BIT_PRODUCT if spec.element.is_eight_bit else _LARGEST_EXACT_PRODUCT
+    product = min(LARGEST_LOGIT / abs(scale), largest)
     exponent = int(math.log2(product))
     q[..., 0] = 2.0 ** (exponent - exponent // 2)
     k[..., 0] = 2.0 ** (exponent // 2)

@@ -58,7 +58,7 @@ def io(
 
     if backward and not request.spec.needs_backward:
         raise UsageError("--backward needs kernels of the backward pass; leave --forward-only out")
-    arch = archs_to_build(request.archs, find_gpus() if not request.archs else ())[0]
+    arch = archs_to_build(request.archs, find_gpus() if not request.archs else (), request.spec)[0]
     check_decode(request, plan_all(request.spec, request.schedule, [arch]))
     len_q, len_kv = decode_lengths(request, len_q, len_kv)
     call: dict[str, Any] = {"batch": batch, "heads": heads, "heads_kv": heads_kv}

@@ -49,7 +49,7 @@ def report(
         queries,
         keys,
         captured=drawn(request.spec, queries, keys, 0, 0),
-        arch=archs_to_build(request.archs, find_gpus() if not request.archs else ())[0],
+        arch=archs_to_build(request.archs, find_gpus() if not request.archs else (), request.spec)[0],
         schedule=request.schedule,
     )
     write_page(out, html_page(found, bench=timings, roofline=ceilings))
