@@ -34,9 +34,8 @@ struct LeftRegisters<e4m3_t, row_blocks, column_blocks> {
       for (i32 n = 0; n < column_blocks; n += 2) {
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
-          fragments[m][n / 4].words[n % 4 + h] =
-              pack(e4m3_t{}, values[m][n][2 * h], values[m][n][2 * h + 1], values[m][n + 1][2 * h],
-                   values[m][n + 1][2 * h + 1]);
+          fragments[m][n / 4].words[n % 4 + h] = pack(e4m3_t{}, values[m][n][2 * h], values[m][n][2 * h + 1],
+                                                      values[m][n + 1][2 * h], values[m][n + 1][2 * h + 1]);
         }
       }
     }
@@ -134,8 +133,7 @@ template <>
 struct RowScales<0> {
   float scale;
 
-  FLASHGEN_DEVICE explicit RowScales(const float* scales)
-      : scale(scales == nullptr ? 1.0f : *scales) {}
+  FLASHGEN_DEVICE explicit RowScales(const float* scales) : scale(scales == nullptr ? 1.0f : *scales) {}
   FLASHGEN_DEVICE float at(i32 /*row*/) const { return scale; }
 };
 

@@ -14,9 +14,13 @@ constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <>
 constexpr u32 kToInfinity<float32_t> = 0x00800000u;
 template <>
-constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;  // has no infinity: all magnitude bits of NaN are ones
+constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;  // all bits of its NaN are ones, and it has no infinity
+template <>
+constexpr u32 kToInfinity<e5m2_t> = 0x04040404u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : sizeof(T) == 2 ? 0x80008000u : 0x80808080u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

@@ -52,8 +52,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         reference_max[m][h] = Logits::as_reference_max(logit) - Logits::distance(headroom_of<Logits>());
-        sum[m][h] =
-            logit > -kInfinity && thread.column() == 0 ? exp2_approx(headroom_of<Logits>()) : 0.0f;
+        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? exp2_approx(headroom_of<Logits>()) : 0.0f;
       }
     }
   }

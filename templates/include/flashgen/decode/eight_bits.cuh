@@ -13,16 +13,6 @@
 
 namespace flashgen {
 
-// Four numbers in a word: what carries into the sign of one that is not finite, and their signs.
-template <>
-constexpr u32 kToInfinity<e4m3_t> = 0x01010101u;
-template <>
-constexpr u32 kToInfinity<e5m2_t> = 0x04040404u;
-template <>
-constexpr u32 kSigns<e4m3_t> = 0x80808080u;
-template <>
-constexpr u32 kSigns<e5m2_t> = 0x80808080u;
-
 // ---- Keys and values
 
 // Keys as the right operand of Q K^T.
