@@ -11,6 +11,7 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
+from flashgen.torch.eight_bits import NO_INPUT_SCALES, InputScales
 from flashgen.torch.entry import attend
 from flashgen.torch.options import Options, number_of
 from flashgen.torch.packed import check_sequences
@@ -34,6 +35,7 @@ def attention(
     sequences: Sequences | None = None,
     rng_state: Any = None,
     key: CallKey | None = None,
+    scales: InputScales = NO_INPUT_SCALES,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
     limits = limits_of(causal, window_size)
@@ -42,10 +44,10 @@ def attention(
     chunk = chunk_of(attention_chunk)
     options = Options(scale, True if deterministic else None, dropout_p, sequences, rng_state)
     if softcap == 0.0 and alibi_slopes is None and chunk is None:
-        return attend(q, k, v, Program((*limits, None, None)), (), options, key)
+        return attend(q, k, v, Program((*limits, None, None)), (), options, key, scales)
     starts = None if sequences is None else sequences.cu_seqlens_q
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
-    return attend(q, k, v, *program_for(form, tensors), options, key)
+    return attend(q, k, v, *program_for(form, tensors), options, key, scales)
 
 
 def form_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.compat.arguments import attention, sequences_of, unpack
+from flashgen.compat.descales import input_scales
 from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_attn_with_kvcache
 from flashgen.compat.splits import flash_attn_combine as flash_attn_combine
 from flashgen.compat.splits import get_scheduler_metadata as get_scheduler_metadata
@@ -37,12 +38,23 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q ``(B, Sq, H, D)`` over k ``(B, Sk, Hk, D)`` and v ``(B, Sk, Hk, Dv)``: ``out``, or ``(out, lse)``.
 
-    With ``attention_chunk`` a query attends to its own chunk of so many positions.
+    With ``attention_chunk`` a query attends to its own chunk of so many positions. q, k and v may be
+    ``torch.float8_e4m3fn``, and ``out`` is then ``torch.bfloat16``. Their elements are multiplied by ``q_descale``,
+    ``k_descale`` and ``v_descale``, float32 ``(B, Hk)``.
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv)
     check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     out, lse = attention(
-        q, k, v, softmax_scale, causal, window_size, softcap, deterministic, attention_chunk=attention_chunk
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        attention_chunk=attention_chunk,
+        scales=input_scales(q, q_descale, k_descale, v_descale),
     )
     return (out, lse) if return_attn_probs else out
 
@@ -75,9 +87,10 @@ def flash_attn_varlen_func(
     """``flash_attn_func`` for sequences of different lengths: q ``(total_q, H, D)``, k and v ``(total_k, Hk, D)``.
 
     Those of sequence i are rows ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``, of which only the first ``seqused[i]``
-    take part, if that is given: int32, and on q's device. The log-sum-exp is ``(H, total_q)``.
+    take part, if that is given: int32, and on q's device. The log-sum-exp is ``(H, total_q)``. Scales of float8 are
+    ``(sequences, Hk)``.
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv)
     check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     out, lse = attention(
         q,
@@ -90,6 +103,7 @@ def flash_attn_varlen_func(
         deterministic,
         attention_chunk=attention_chunk,
         sequences=sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k),
+        scales=input_scales(q, q_descale, k_descale, v_descale),
     )
     return (out, lse) if return_attn_probs else out
 

@@ -11,6 +11,7 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Sequences
 from flashgen.torch.cached import attend_cached, check_cached, check_page_scales, check_qv
+from flashgen.torch.eight_bits import NO_INPUT_SCALES, InputScales, attend_eight_bits, check_eight_bits, is_eight_bit
 from flashgen.torch.function import call_kernel
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.attention import call_operator
@@ -41,6 +42,11 @@ def attention(
     cache: KVCache | None = None,
     page_scales: bool = False,
     qv: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    scale_block: int | None = None,
+    out_dtype: Any = None,
 ) -> Any:
     """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
@@ -62,6 +68,11 @@ def attention(
     also puts new keys into the cache. A cache may be in float8, beside 16-bit queries; with ``page_scales`` it has a
     scale for each page. With ``qv`` ``(B, Sq, H, Dv)`` values are part of the keys: the scores are ``q k^T + qv v^T``,
     and ``scale`` defaults to 1/sqrt(D + Dv).
+
+    q, k and v may be ``torch.float8_e4m3fn``, without gradients. Their elements are multiplied by ``q_scale``,
+    ``k_scale`` and ``v_scale``: numbers, or float32 tensors of shape (), (1,), (heads,) or (B, heads). With
+    ``scale_block`` 64 or 128, so many rows share a scale, and shapes are (B, heads, ceil(length / scale_block)).
+    ``out_dtype`` is torch.bfloat16 (the default) or torch.float16.
     """
     if cache is not None:
         check_cached(cache, dropout_p, sequences)
@@ -88,8 +99,13 @@ def attention(
         check_sequences(sequences)
     # How many keys a sequence has is known on the device alone, so a tensor of all pairs cannot be checked.
     program, captured = program_of(mask, score, q, k if cache is None else None, sequences)
+    options = Options(scale, deterministic, dropout_p, sequences)
+    inputs = NO_INPUT_SCALES
+    if is_eight_bit(q) or not q_scale is k_scale is v_scale is scale_block is out_dtype is None:
+        inputs = InputScales(q_scale, k_scale, v_scale, scale_block, out_dtype)
+        check_eight_bits(q, inputs, cache)
     if cache is None:
-        out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
+        out, lse = attend(q, k, v, program, captured, options, scales=inputs)
     else:
         scales = Scales(cache.k_scale, cache.v_scale, page_scales)
         out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales, qv)
@@ -106,11 +122,14 @@ def attend(
     captured: Sequence[Any] = (),
     options: Options = _DEFAULTS,
     key: CallKey | None = None,
+    scales: InputScales = NO_INPUT_SCALES,
 ) -> tuple[Any, Any]:
     """``(out, lse)``: a call like one before is replayed; where something must see an operator, it does; else eagerly.
 
-    ``key`` is what the caller looked for a call like this one by, and found none.
+    ``key`` is what the caller looked for a call like this one by, and found none. ``scales`` are of 8-bit q, k and v.
     """
+    if is_eight_bit(q):
+        return attend_eight_bits(q, k, v, program, captured, options, scales)
     sequences = options.sequences
     if key is None and options.dropout_p == 0.0:
         constants = program.rule, options.scale, options.deterministic, longest_of(sequences), len(captured)

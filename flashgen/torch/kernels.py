@@ -25,6 +25,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 _DTYPES = (*_HALVES, torch.float32)
 #: Of caches that do not have q's dtype.
 EIGHT_BITS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+#: The one that queries may have.
+EIGHT_BIT_INPUTS = torch.float8_e4m3fn
 #: Calls with so few queries and so many keys, or more extreme ones, run by the decode kernel. With fewer keys a call
 #: takes no longer than its launch.
 _FEW_QUERIES, _MANY_KEYS = 16, 256
@@ -73,6 +75,20 @@ def cached_kernel_for(
     """The kernel for queries that attend to a cache, on their device."""
     dims, more = (q.shape[-1], v_cache.shape[-1]), {"page_scales": page_scales, "has_qv": has_qv}
     return cached_kernel(*dims, q.dtype, program, cache, q.get_device(), v_cache.dtype, **more)
+
+
+def eight_bit_kernel(
+    q: Any, v: Any, program: Program, scale_block: int | None, out_dtype: str, *, packed: bool
+) -> Kernel:
+    """The kernel for 8-bit queries, keys and values."""
+    key = (q.shape[-1], v.shape[-1], q.dtype, program.rule, scale_block, out_dtype, packed, q.get_device())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        dims: dict[str, Any] = {"head_dim": q.shape[-1], "head_dim_v": v.shape[-1], "dtype": EIGHT_BITS[q.dtype]}
+        more: dict[str, Any] = {"out_dtype": out_dtype, "scale_block": scale_block, "varlen": packed}
+        spec = replace(spec_of(program.rule), direction="forward", **dims, **more)
+        kernel = _kernels.keep(key, _build_on(q.get_device(), spec))
+    return kernel
 
 
 def decode_kernel_for(q: Any, v: Any, program: Program) -> Kernel:
@@ -164,7 +180,9 @@ def _build(
 
 def _spec(head_dim: int, head_dim_v: int, dtype: torch.dtype, rule: Limits | str, **fields: Any) -> AttentionSpec:
     if dtype not in _DTYPES:
-        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+        raise ArgumentError(
+            f"q is {dtype}; convert it: attention computes in float16, bfloat16, float32 and float8_e4m3fn"
+        )
     dims: dict[str, Any] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype_name(str(dtype))}
     return replace(spec_of(rule), **dims, **fields)
 

@@ -169,12 +169,12 @@ def _differentiate(operator: str, ctx: Any, do: Any, dlse: Any) -> tuple[Any, ..
     return *gradients, *others
 
 
-def _pairs(call: dict[str, Any]) -> int:
+def pairs_of(call: dict[str, Any]) -> int:
     """Pairs of a query and a key; masks are not subtracted, as torch's own formulas do not."""
     q, k = call["q"], call["k"]
     if "cu_seqlens_q" not in call:
         return int(q.shape[0] * q.shape[1] * k.shape[1])
-    lengths = (_lengths(call[f"cu_seqlens_{x}"], call[f"seqused_{x}"], call[f"max_seqlen_{x}"]) for x in "qk")
+    lengths = (_lengths(call[f"cu_seqlens_{x}"], call.get(f"seqused_{x}"), call[f"max_seqlen_{x}"]) for x in "qk")
     return sum(n * m for n, m in zip(*lengths, strict=True))
 
 
@@ -192,14 +192,14 @@ def _forward_flops(operator: str, *given: Any, out_val: Any = None, **named: Any
     """Two products over every pair."""
     call = arguments_by_name(operator, given, named)
     q, v = call["q"], call["v"]
-    return int(2 * q.shape[-2] * _pairs(call) * (q.shape[-1] + v.shape[-1]))
+    return int(2 * q.shape[-2] * pairs_of(call) * (q.shape[-1] + v.shape[-1]))
 
 
 def _backward_flops(operator: str, *given: Any, out_val: Any = None, **named: Any) -> int:
     """Five products: the scores again, dP and dV over head_dim_v, dQ and dK over head_dim."""
     call = arguments_by_name(operator, given, named)
     q, v = call["q"], call["v"]
-    return int(2 * q.shape[-2] * _pairs(call) * (3 * q.shape[-1] + 2 * v.shape[-1]))
+    return int(2 * q.shape[-2] * pairs_of(call) * (3 * q.shape[-1] + 2 * v.shape[-1]))
 
 
 def _register(prefix: str, arguments: str) -> None:

@@ -1,0 +1,91 @@
+"""``torch.ops.flashgen.eight_bit_forward``: attention of 8-bit queries, keys and values. It has no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from flashgen.launch.arrays.array import dtype_name
+from flashgen.spec import Sequences
+from flashgen.torch.kernels import eight_bit_kernel
+from flashgen.torch.operators.attention import pairs_of
+from flashgen.torch.operators.library import arguments_by_name, forward_shapes, implement, library
+from flashgen.torch.packed import ARRAYS, arrays_of, sequences_of
+from flashgen.torch.program import Program, check_tensors, program_named
+from flashgen.torch.tensors import rows_contiguous
+from flashgen.torch.tracing import compiled
+
+_NAME = "eight_bit_forward"
+_SCALES = ("q_scale", "k_scale", "v_scale")
+library.define(
+    f"{_NAME}(Tensor q, Tensor k, Tensor v, {', '.join(f'Tensor? {name}' for name in _SCALES)}, Tensor[] captured, "
+    "str program, ScalarType out_dtype, float? scale=None, int? scale_block=None, "
+    f"{', '.join(f'Tensor? {name}=None' for name in ARRAYS)}, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def call_eight_bit_operator(
+    q: Any,
+    k: Any,
+    v: Any,
+    program: Program,
+    captured: Sequence[Any],
+    scale: float | None,
+    sequences: Sequences | None,
+    scales: Any,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` through the dispatcher; ``scales`` are those of q, k and v, their block and the dtype of O."""
+    places: tuple[Any, ...] = ()
+    if sequences is not None:
+        places = *arrays_of(sequences), sequences.max_seqlen_q, sequences.max_seqlen_k
+    result: tuple[Any, Any] = torch.ops.flashgen.eight_bit_forward(
+        *(q, k, v, *(_tensor(x, q) for x in scales[:3]), list(captured), compiled.text_of(program)),
+        *(scales.out_dtype, scale, scales.block, *places),
+    )
+    return result
+
+
+def _tensor(scale: Any, q: Any) -> Any:
+    """A scale as the operator takes it."""
+    if scale is None or isinstance(scale, torch.Tensor):
+        return scale
+    return torch.full((), scale, dtype=torch.float32, device=q.device)
+
+
+def _forward(*given: Any, **named: Any) -> tuple[Any, Any]:
+    call = arguments_by_name(_NAME, given, named)
+    q, k, v = (rows_contiguous(call[name]) for name in "qkv")
+    program, sequences = program_named(call["program"]), None
+    if call[ARRAYS[0]] is not None:
+        sequences = sequences_of([call[name] for name in ARRAYS], (call["max_seqlen_q"], call["max_seqlen_k"]))
+    out_dtype = dtype_name(str(call["out_dtype"]))
+    kernel = eight_bit_kernel(q, v, program, call["scale_block"], out_dtype, packed=sequences is not None)
+    options = {name: call[name] for name in ("scale", *_SCALES)}
+    if program.names:
+        check_tensors(program.names, tuple(call["captured"]), q.device)
+        options["captured"] = dict(zip(program.names, call["captured"], strict=True))
+    out, lse = kernel(q, k, v, sequences=sequences, **options)
+    return out, lse
+
+
+def _shapes(*given: Any, **named: Any) -> tuple[Any, Any]:
+    call = arguments_by_name(_NAME, given, named)
+    out, lse = forward_shapes(call["q"], call["v"])
+    return out.new_empty(out.shape, dtype=call["out_dtype"]), lse
+
+
+def _flops(*given: Any, out_val: Any = None, **named: Any) -> int:
+    """Two products over every pair."""
+    every = arguments_by_name(_NAME, given, named)
+    call = {name: x for name, x in every.items() if name not in ARRAYS or x is not None}
+    q, v = call["q"], call["v"]
+    return int(2 * q.shape[-2] * pairs_of(call) * (q.shape[-1] + v.shape[-1]))
+
+
+implement(_NAME, _forward)
+torch.library.register_fake(f"flashgen::{_NAME}", _shapes, lib=library)
+register_flop_formula(getattr(torch.ops.flashgen, _NAME), get_raw=True)(_flops)
