@@ -18,7 +18,7 @@ def input_scales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> Inpu
     for name, x in given.items():
         if x is not None and not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a float32 torch.Tensor (batch, heads_kv)")
-    check_eight_bits(q, InputScales(q_descale, k_descale, v_descale), None)
+    check_eight_bits(q, given)
     if q_descale is not None and q_descale.dim() == 2 and q.shape[-2] > q_descale.shape[1] > 0:
         q_descale = q_descale.repeat_interleave(q.shape[-2] // q_descale.shape[1], 1)
     return InputScales(q_descale, k_descale, v_descale)

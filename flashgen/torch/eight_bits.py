@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class InputScales(NamedTuple):
 
 NO_INPUT_SCALES = InputScales()
 #: The arguments of ``attention`` that these are.
-_ARGUMENTS = ("q_scale", "k_scale", "v_scale", "scale_block", "out_dtype")
+EIGHT_BIT_ARGUMENTS = ("q_scale", "k_scale", "v_scale", "scale_block", "out_dtype")
 
 
 def is_eight_bit(q: Any) -> bool:
@@ -43,10 +43,10 @@ def is_eight_bit(q: Any) -> bool:
     return getattr(q, "dtype", None) is EIGHT_BIT_INPUTS
 
 
-def check_eight_bits(q: Any, scales: InputScales, cache: Any) -> None:
-    """ArgumentError for arguments that 8-bit queries alone have, or that do not go with them."""
+def check_eight_bits(q: Any, arguments: Mapping[str, Any], cache: Any = None) -> None:
+    """ArgumentError for arguments that 8-bit queries alone have, or for what does not go with such queries."""
     if not is_eight_bit(q):
-        given = next(name for name, x in zip(_ARGUMENTS, scales, strict=True) if x is not None)
+        given = next(name for name, x in arguments.items() if x is not None)
         kind = str(q.dtype) if isinstance(q, torch.Tensor) else f"a {type(q).__qualname__}"
         raise ArgumentError(f"{given} is for q, k and v of torch.float8_e4m3fn, and q is {kind}; leave it out")
     if cache is not None:
@@ -81,7 +81,7 @@ def attend_eight_bits(
     arguments = program, tuple(captured), options.scale, sequences, scales._replace(out_dtype=out_dtype)
     if torch.compiler.is_compiling():
         return call_eight_bit_operator(q, k, v, *arguments)
-    for name, number in zip(_ARGUMENTS[:3], numbers, strict=True):
+    for name, number in zip(EIGHT_BIT_ARGUMENTS[:3], numbers, strict=True):
         if number is not None:
             number_of(name, number)
     is_watched = needs_dispatcher(q, k, v)

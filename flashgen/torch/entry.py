@@ -11,7 +11,14 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Sequences
 from flashgen.torch.cached import attend_cached, check_cached, check_page_scales, check_qv
-from flashgen.torch.eight_bits import NO_INPUT_SCALES, InputScales, attend_eight_bits, check_eight_bits, is_eight_bit
+from flashgen.torch.eight_bits import (
+    EIGHT_BIT_ARGUMENTS,
+    NO_INPUT_SCALES,
+    InputScales,
+    attend_eight_bits,
+    check_eight_bits,
+    is_eight_bit,
+)
 from flashgen.torch.function import call_kernel
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.attention import call_operator
@@ -103,7 +110,7 @@ def attention(
     inputs = NO_INPUT_SCALES
     if is_eight_bit(q) or not q_scale is k_scale is v_scale is scale_block is out_dtype is None:
         inputs = InputScales(q_scale, k_scale, v_scale, scale_block, out_dtype)
-        check_eight_bits(q, inputs, cache)
+        check_eight_bits(q, dict(zip(EIGHT_BIT_ARGUMENTS, inputs, strict=True)), cache)
     if cache is None:
         out, lse = attend(q, k, v, program, captured, options, scales=inputs)
     else:

@@ -60,12 +60,13 @@ def plans() -> Iterator[AttentionPlan]:
     for kind in CACHES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal(), direction="forward", cache=kind))
         yield from planned(fg.AttentionSpec(64, direction="forward", cache=kind, cache_dtype="e4m3"))
+    yield from planned(fg.AttentionSpec(64, dtype="e4m3", direction="forward"))
     for schedule in SCHEDULES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal()), schedule)
 
 
 def planned(spec: fg.AttentionSpec, schedule: fg.Schedule | None = None) -> Iterator[AttentionPlan]:
-    for arch in ("sm_75", "sm_80", "sm_90a"):
+    for arch in ("sm_75", "sm_80", "sm_89", "sm_90a"):
         try:
             yield plan(spec, schedule, arch)
         except FlashgenError:

@@ -55,7 +55,7 @@ def test_heads_packed_side_by_side(emulated: Any, inputs: Any) -> None:
     ("option", "words"),
     [
         ({"qv": torch.ones(1)}, "qv is for caches; use flash_attn_with_kvcache"),
-        ({"k_descale": torch.ones(1)}, "k_descale is not supported"),
+        ({"k_descale": torch.ones(1)}, r"k_descale is for q, k and v of torch\.float8_e4m3fn, and q is torch\.float16"),
         ({"attention_chunk": -1}, "attention_chunk=-1 is not a length"),
     ],
 )

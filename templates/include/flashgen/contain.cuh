@@ -55,7 +55,7 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
 // through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
 // every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class T, class Mask>
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask, class T = typename Tile::Element>
 FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRows<const T> source,
                                              Range keys, const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
