@@ -19,6 +19,7 @@ from flashgen.launch.call.boxes import bytes_before, layout, tensor_map
 from flashgen.launch.call.packed import packed_values
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
+from flashgen.plan.model.params import INPUT_SCALES, V_FACTOR
 from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
@@ -136,20 +137,35 @@ def expected(case: Case, seed: int) -> Expected:
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
     options: dict[str, Any] = {"scale": scale, "dropout": case.dropout, "lengths": case.lengths}
-    everything = oracle.forward(spec, q, k, v, **options)
+    scales = scales_of(case, random)
+    everything = oracle.forward(spec, q, k, v, **options, **scales)
+    inputs |= scales
     if case.dlse:
         options["dlse"] = inputs["dlse"] = (3.0 * random.standard_normal(everything[1].shape)).astype(np.float32)
     if spec.needs_backward:
         everything += oracle.backward(spec, q, k, v, dout, **options)
     exact = dict(zip(("o", "lse", "dq", "dk", "dv"), everything, strict=False))
-    bounds = oracle.bounds(spec, q, k, v, dout if spec.needs_backward else None, exact=everything, **options)
+    do = dout if spec.needs_backward else None
+    bounds = oracle.bounds(spec, q, k, v, do, exact=everything, scales=scales, **options)
     expected_of = Expected(inputs, exact, bounds, scale)
-    return expected_of if case.packing is None else packed(expected_of, case.packing)
+    return expected_of if case.packing is None else packed(expected_of, case.packing, spec.scale_block)
 
 
-def packed(want: Expected, packing: Packing) -> Expected:
+def scales_of(case: Case, random: np.random.Generator) -> Any:
+    """Scales of 8-bit inputs: all of them differ."""
+    block = case.spec.scale_block
+    if not case.spec.element.is_eight_bit:
+        return {}
+    sizes = {"q": (case.heads, case.len_q), "k": (case.heads_kv, case.len_kv), "v": (case.heads_kv, case.len_kv)}
+    shapes = {n: (case.batch, heads, *([-(-rows // block)] if block else [])) for n, (heads, rows) in sizes.items()}
+    return {f"{name}_scale": random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def packed(want: Expected, packing: Packing, block: int | None) -> Expected:
     """What is expected of the sequences one behind the other; rows that are not used hold NaN."""
-    inputs = {name: packing.pack(x, name in ("k", "v")) for name, x in want.inputs.items()}
+    scales = {n: packing.pack_scales(x, n[0] in "kv", block) for n, x in want.inputs.items() if n.endswith("_scale")}
+    inputs = {name: packing.pack(x, name in ("k", "v")) for name, x in want.inputs.items() if name not in scales}
+    inputs |= scales
     rows = [(queries, keys) for queries, keys in packing.rows]
 
     def cut(x: Array, side: int) -> Array:
@@ -180,7 +196,7 @@ class Run:
         self.want = want
         dtype = case.spec.element.numpy()
         # The backward kernels are given what the oracle says of the forward pass.
-        made = {"o": want.exact["o"].astype(dtype), "lse": want.exact["lse"].astype(np.float32)}
+        made = {"o": want.exact["o"].astype(case.spec.out_element.numpy()), "lse": want.exact["lse"].astype(np.float32)}
         nan = np.float32(np.nan)
         outputs = {f"d{name}": np.full(want.inputs[name].shape, nan, dtype) for name in "qkv"}
         workspace = {
@@ -257,6 +273,7 @@ class Run:
             "scale_log2": scale * math.log2(math.e),
             **tile_counts(kernel, case.problem),
             "dlse": 0,
+            V_FACTOR: 1.0,
         }
         if case.dropout is not None:
             values |= {"dropout_state": 0, "dropout_seed": case.dropout.seed, "dropout_offset": case.dropout.offset}
@@ -265,6 +282,11 @@ class Run:
             values |= packed_values(case.spec.mask, replace(case.problem, len_q=self.arrays["q"].shape[0]))
         for name, array in self.arrays.items():
             values[name] = array.ctypes.data
+            if name in INPUT_SCALES:
+                # Scales of blocks of packed rows have no batch.
+                axes = array.ndim - (case.spec.scale_block is not None)
+                steps = [0] * (2 - axes) + [stride // array.itemsize for stride in array.strides[:axes]]
+                values |= {f"{name}_batch": steps[0], f"{name}_head": steps[1]}
             if name in STRIDED:
                 steps = [0] * (4 - array.ndim) + [stride // array.itemsize for stride in array.strides]
                 values |= {f"{name}_batch": steps[0], f"{name}_row": steps[1], f"{name}_head": steps[2]}

@@ -40,6 +40,7 @@ SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 STANDARD = Schedule(algorithm="standard")
 
 DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cache="paged")
+EIGHT_BITS = AttentionSpec(64, dtype="e4m3", direction="forward")
 E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
 LATENT = AttentionSpec(16, head_dim_v=64, dtype="fp16", mask=causal(), direction="forward", cache="paged", qv=True)
 
@@ -120,6 +121,19 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "latent": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1}),
     "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3, "multiprocessors": 6}),
     "latent, non-finite value": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "infinite_value_from_end": 1}),
+    # Two blocks of rows, and three of keys.
+    "e4m3": (EIGHT_BITS, (100, 150), {"arch": "sm_89", "heads": 4, "batch": 2}),
+    "e4m3, blocks": (replace(EIGHT_BITS, scale_block=64), (100, 150), {"arch": "sm_89", "heads": 4, "batch": 2}),
+    "e4m3, packed": (
+        replace(EIGHT_BITS, scale_block=64, varlen=True),
+        (70, 120),
+        {"arch": "sm_89", "packing": PACKING, "batch": 4},
+    ),
+    "e4m3, non-finite value": (
+        replace(EIGHT_BITS, mask=causal()),
+        (40, 40),
+        {"arch": "sm_89", "infinite_value_from_end": 1},
+    ),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (
         AttentionSpec(64, dtype="fp16", deterministic=True),

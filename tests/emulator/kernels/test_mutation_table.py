@@ -24,6 +24,7 @@ KERNELS = (
     *(
         "forward",
         "forward for Hopper",
+        "forward of e4m3",
         "prepare",
         "prepare for Hopper",
         "main",
@@ -57,7 +58,8 @@ def kernel_of(row: dict[str, Any]) -> str:
         return f"{row['role']}, {algorithm}"
     # Only the forward kernel of standard attention has a role that others have, too.
     standard = " of standard" * (case.startswith("standard") and row["role"] == "forward")
-    return str(row["role"]) + standard + HOPPER * ("Hopper" in case) + WIDE * (WIDE in case)
+    eight_bits = " of e4m3" * case.startswith("e4m3")
+    return str(row["role"]) + standard + eight_bits + HOPPER * ("Hopper" in case) + WIDE * (WIDE in case)
 
 
 def table() -> str:
