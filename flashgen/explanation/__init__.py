@@ -12,7 +12,7 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError, NoGpuError, PlanError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation, Fallback
-from flashgen.plan import KernelPlan, least_access_bytes, plan
+from flashgen.plan import KernelPlan, plan
 from flashgen.plan.algorithm import why_not_fa3
 from flashgen.plan.fallbacks import fallbacks, for_alignment
 from flashgen.spec import AttentionSpec, Mask, Schedule
@@ -146,7 +146,7 @@ def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | Non
     found = [Fallback(when, each.forward) for each in fallbacks(attention) if each.forward != kernel]
     if kernel.boxes:
         # The copy engine needs full alignment.
-        unaligned = for_alignment(attention, least_access_bytes(spec))
+        unaligned = for_alignment(attention, spec.element.bytes)
         found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.forward))
     return tuple(found)
 

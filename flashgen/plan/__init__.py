@@ -25,20 +25,12 @@ from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
-from flashgen.plan.portable.forward import EIGHT_BIT_ACCESS, check_eight_bit_inputs, chosen_schedule, plan_forward
+from flashgen.plan.portable.forward import check_eight_bit_inputs, chosen_schedule, plan_forward
 from flashgen.plan.score_form import score_form
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
-__all__ = [
-    "AttentionPlan",
-    "KernelPlan",
-    "Problem",
-    "default_access_bytes",
-    "least_access_bytes",
-    "plan",
-    "workspaces",
-]
+__all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspaces"]
 
 
 def plan(
@@ -61,11 +53,11 @@ def plan(
         )
     access = access_bytes or default_access_bytes(spec)
     if spec.element.is_eight_bit:
-        check_eight_bit_inputs(spec, row, access)
-    if access not in (2, 4, 8, 16) or access < spec.element.bytes or default_access_bytes(spec) % access:
+        check_eight_bit_inputs(spec, row)
+    if access not in (1, 2, 4, 8, 16) or access < spec.element.bytes or default_access_bytes(spec) % access:
         raise PlanError(
             f"access_bytes={access} does not divide the rows of {spec.describe()}; "
-            f"use a power of two from {least_access_bytes(spec)} to {default_access_bytes(spec)}."
+            f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
         )
     made = _plan(spec, asked, row, access)
     if (asked, access) == (Schedule(), default_access_bytes(spec)):
@@ -159,11 +151,6 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
         score=score_form(kernel, expressions),
         params=with_captures(kernel.params, expressions),
     )
-
-
-def least_access_bytes(spec: AttentionSpec) -> int:
-    """The alignment that any array of this spec must have."""
-    return EIGHT_BIT_ACCESS if spec.element.is_eight_bit else spec.element.bytes
 
 
 def default_access_bytes(spec: AttentionSpec) -> int:

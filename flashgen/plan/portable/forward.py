@@ -14,8 +14,6 @@ from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
 WARP = 32
-#: Asynchronous copies move at least so many bytes.
-EIGHT_BIT_ACCESS = 4
 #: Registers a thread may spend on accumulators before the compiler has to spill.
 _MAX_ACCUMULATORS = 208
 
@@ -30,17 +28,12 @@ def copies_asynchronously(arch: Arch, access_bytes: int) -> bool:
     return arch.has_cp_async and access_bytes >= 4
 
 
-def check_eight_bit_inputs(spec: AttentionSpec, arch: Arch, access_bytes: int) -> None:
-    """Raises PlanError if no kernel takes such 8-bit queries, keys and values."""
+def check_eight_bit_inputs(spec: AttentionSpec, arch: Arch) -> None:
+    """Raises PlanError if no kernel of an architecture takes 8-bit queries, keys and values."""
     if not arch.multiplies_eight_bits:
         raise PlanError(
             f"dtype={spec.dtype!r} needs tensor cores of sm_89 or later, and arch={arch.name!r} has none for it; "
             "use dtype='bf16' or 'fp16'."
-        )
-    if access_bytes < EIGHT_BIT_ACCESS:
-        raise PlanError(
-            f"dtype={spec.dtype!r} needs rows aligned to {EIGHT_BIT_ACCESS} bytes, and access_bytes={access_bytes}; "
-            "pass contiguous q, k and v."
         )
 
 

@@ -161,8 +161,7 @@ def _near_diagonal(random: Random, len_q: int) -> int:
 def _layouts(spec: AttentionSpec, random: Random) -> Layouts:
     if random.random() < 0.5:
         return PLAIN
-    # Kernels read whole words of 8-bit numbers and of values that are keys, and heads of a cache have own scales.
-    left_out = ("unaligned", "one-head") if spec.cache_dtype else ()
-    left_out = ("unaligned",) if spec.qv or spec.element.is_eight_bit else left_out
+    # Kernels for an 8-bit cache and for values that are keys read whole words, and 8-bit heads have own scales.
+    left_out = ("unaligned", "one-head") if spec.cache_dtype else ("unaligned",) if spec.qv else ()
     kinds = [layout for layout in _LAYOUTS if layout not in left_out]
     return random.choice(kinds), random.choice(kinds), random.choice(kinds), random.choice(kinds)

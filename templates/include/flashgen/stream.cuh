@@ -27,9 +27,12 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
       if (i < valid) chunk.words[i] = bits_of(source[i]);
     }
   } else {
+    constexpr i32 bits = 8 * static_cast<i32>(sizeof(T)), word_elements = 32 / bits;
 #pragma unroll
     for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+      if (i < valid) {
+        chunk.words[i / word_elements] |= static_cast<u32>(source[i].bits) << (bits * (i % word_elements));
+      }
     }
   }
   return chunk;
