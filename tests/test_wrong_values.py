@@ -265,6 +265,9 @@ def test_a_wrong_value_is_refused_in_a_sentence(name: str) -> None:
 
 HEADS, LENGTH, DIM = 4, 8, 16
 STARTS = np.array([0, 3, 8], np.int32)
+E4M3 = fg.AttentionSpec(DIM, dtype="e4m3", direction="forward").element.numpy()
+#: What a scale may be.
+NUMBERS = "None, NumPy float, NumPy int, float, hostile number"
 
 
 def normal(*shape: int) -> Any:
@@ -306,6 +309,8 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
     backward = partial(biased.backward, do, q, k, v, out, lse)
     places = fg.KVCache(seqlens, block_table=table)
     rotary = fg.Rotary(angles, angles)
+    codes = np.zeros((2, LENGTH, HEADS, DIM), E4M3)
+    eight_bits = fg.build(fg.AttentionSpec(DIM, dtype="e4m3", direction="forward"), target="emulator")
     append = partial(paged.append, pages, pages, k[:, :1], v[:, :1])
     return {
         **accepting({"kernel q": lambda x: plain(x, k, v), "kernel k": lambda x: plain(q, x, v)}),
@@ -318,6 +323,11 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
             {"kernel scale": option(plain, "scale", q, k, v)}, "None, NumPy float, NumPy int, float, hostile number"
         ),
         **accepting({"kernel dropout": option(plain, "dropout", q, k, v)}, "None"),
+        **accepting(
+            {"8-bit q": lambda x: eight_bits(x, codes, codes), "8-bit v": lambda x: eight_bits(codes, codes, x)}
+        ),
+        **accepting({f"{x}_scale": option(eight_bits, f"{x}_scale", codes, codes, codes) for x in "qkv"}, NUMBERS),
+        **accepting({"q_scale of 16 bits": option(plain, "q_scale", q, k, v)}, "None"),
         **accepting({"kernel sequences": option(plain, "sequences", q, k, v)}, "None"),
         **accepting({"kernel cache": option(plain, "cache", q, k, v)}, "None"),
         **accepting({"kernel captured": option(biased, "captured", q, k, v)}, "None"),

@@ -108,6 +108,10 @@ GOLDEN: tuple[Golden, ...] = (
         "sm_90a",
         ("decode", "append"),
     ),
+    # 8-bit queries, keys and values, where each block of rows has a scale.
+    Golden(
+        AttentionSpec(128, dtype="e4m3", mask=causal(), direction="forward", scale_block=128), "sm_89", ("forward",)
+    ),
     # Standard attention, the baseline: S, its softmax, O = P V, and the gradients from a stored P.
     Golden(
         AttentionSpec(64, mask=causal()),

@@ -111,10 +111,25 @@ CHANGES = st.sampled_from(
 )
 SCORES = st.one_of(CHANGES, st.just(SINK), st.builds(lambda one, two: one >> two, CHANGES, CHANGES | st.just(SINK)))
 DIMS = st.sampled_from([16, 1, 33, 40, 64, 72, 128])
+EIGHT_BIT_DIMS = st.sampled_from([16, 32, 64, 80, 128])
 
 
 @st.composite
 def specs(draw: st.DrawFn, arch: str) -> fg.AttentionSpec:
+    score = draw(SCORES) if draw(st.sampled_from([False, False, True])) else None
+    if get_arch(arch).multiplies_eight_bits and draw(st.sampled_from([False, False, True])):
+        dim = draw(EIGHT_BIT_DIMS)
+        return fg.AttentionSpec(
+            dim,
+            head_dim_v=draw(st.just(dim) | EIGHT_BIT_DIMS),
+            dtype="e4m3",
+            out_dtype=draw(st.sampled_from(["bf16", "fp16"])),
+            mask=draw(MASKS),
+            score=score,
+            direction="forward",
+            varlen=draw(st.sampled_from([False, False, False, True])),
+            scale_block=draw(st.sampled_from([None, 64, 128])),
+        )
     dtypes = ("fp16", "bf16", "fp32") if get_arch(arch).has_bf16 else ("fp16", "fp32")
     dim = draw(DIMS)
     return fg.AttentionSpec(
@@ -122,7 +137,7 @@ def specs(draw: st.DrawFn, arch: str) -> fg.AttentionSpec:
         head_dim_v=draw(st.just(dim) | DIMS),
         dtype=draw(st.sampled_from(dtypes)),
         mask=draw(MASKS),
-        score=draw(SCORES) if draw(st.sampled_from([False, False, True])) else None,
+        score=score,
         direction="both" if draw(st.sampled_from([False, True, True])) else "forward",
         deterministic=draw(st.booleans()),
         dropout=draw(st.sampled_from([False, False, False, True])),
@@ -299,6 +314,8 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "standard attention": lambda build, trial: build.plan.stores_probabilities and build.spec.needs_backward,
     "dropout backward": lambda build, trial: build.spec.dropout and build.spec.needs_backward,
     "packed sequences, masked": lambda build, trial: build.spec.varlen and not build.spec.mask.is_band,
+    "8 bits with a score": lambda build, trial: build.spec.element.is_eight_bit and build.spec.score is not None,
+    "8 bits, packed, with blocks of scales": lambda build, trial: build.spec.varlen and bool(build.spec.scale_block),
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,
     "one query, no keys": lambda build, trial: (trial.case.len_q, trial.case.len_kv) == (1, 0),
     "a gradient of the log-sum-exp": lambda build, trial: trial.case.dlse,

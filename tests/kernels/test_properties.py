@@ -46,6 +46,9 @@ GROUPS = (
     ("sm_120", "bf16"),
     ("sm_90a", "bf16"),
     ("sm_90a", "fp16"),
+    ("sm_89", "e4m3"),
+    ("sm_90a", "e4m3"),
+    ("sm_120", "e4m3"),
 )
 #: Algorithms that others are compared with, which have kernels of their own.
 LINEAGE_GROUPS = (
@@ -55,6 +58,7 @@ LINEAGE_GROUPS = (
     ("sm_120", "fp16", "standard"),
 )
 DIMS = (16, 32, 64, 64, 72, 96, 128)
+EIGHT_BIT_DIMS = (16, 32, 48, 64, 64, 80, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Build:
 def drawn_build(arch: str, dtype: str, number: int) -> Build:
     """A spec with a schedule that can be planned: where one cannot, the plan chooses more of it."""
     random = Random(f"{arch} {dtype} {number}")
-    if ARCHS[arch].has_wgmma:
+    if ARCHS[arch].has_wgmma and dtype != "e4m3":
         return drawn_build_for_hopper(random, arch, dtype, number)
     while True:
         spec = drawn_spec(random, dtype)
@@ -121,6 +125,8 @@ def drawn_schedule_for_hopper(random: Random) -> fg.Schedule:
 
 
 def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
+    if dtype == "e4m3":
+        return drawn_spec_of_eight_bits(random)
     dim = drawn_dim(random)
     return fg.AttentionSpec(
         dim,
@@ -130,6 +136,20 @@ def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
         deterministic=random.random() < 0.5,
         dropout=random.random() < 0.2,
         varlen=random.random() < 0.2,
+    )
+
+
+def drawn_spec_of_eight_bits(random: Random) -> fg.AttentionSpec:
+    dim = random.choice(EIGHT_BIT_DIMS)
+    return fg.AttentionSpec(
+        dim,
+        head_dim_v=random.choice((dim, dim, random.choice(EIGHT_BIT_DIMS))),
+        dtype="e4m3",
+        out_dtype=random.choice((None, "bf16", "fp16")),
+        mask=drawn_mask(random),
+        direction="forward",
+        varlen=random.random() < 0.3,
+        scale_block=random.choice((None, 64, 128)),
     )
 
 
@@ -197,7 +217,7 @@ def counts(modes_done: list[Mode]) -> Counter[str]:
 
 BUILDS, CASES = LEVELS[LEVEL]
 #: A developer's run is content with a few groups.
-DONE = some(GROUPS, ("sm_75", "fp16"), ("sm_80", "fp32"), ("sm_90a", "bf16"))
+DONE = some(GROUPS, ("sm_75", "fp16"), ("sm_80", "fp32"), ("sm_90a", "bf16"), ("sm_89", "e4m3"))
 LINEAGE_DONE = some(LINEAGE_GROUPS, ("sm_80", "bf16", "standard"))
 #: The number of the first build: what is drawn for it and those after it differs from number to number.
 FIRST = int(os.environ.get("DRAWN_FIRST", "0"))
@@ -260,7 +280,8 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
         "finish",
         "repair",
     }
-    assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}
+    assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32", "e4m3"}
+    assert {made.spec.scale_block for made in plans} == {None, 64, 128}
     assert {made.schedule.warps.kind for made in plans if made.schedule.warps} == {
         "split_q",
         "split_k",

@@ -10,7 +10,7 @@ from flashgen.spec import AttentionSpec, causal, full
 
 FIELDS = (
     *("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "page_scales", "qv"),
-    *("cache", "cache_dtype"),
+    *("cache", "cache_dtype", "out_dtype", "scale_block"),
 )
 HOSTILE = (
     *(
@@ -68,6 +68,8 @@ def test_a_bad_spec_lists_every_violation_once():
             qv="yes",
             cache="rows",
             cache_dtype="int8",
+            out_dtype="int8",
+            scale_block=64,
         )
     names = [violation.split("=")[0] for violation in caught.value.violations]
     assert names == ["head_dim", *FIELDS]
@@ -148,11 +150,38 @@ def test_scores_of_values_that_are_keys_have_the_columns_of_both():
     assert (plain.score_dim, plain.default_scale) == (64, 1 / 8)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"direction": "both"}, "dtype='e4m3' has no backward pass; use direction='forward'"),
+        ({"dropout": True}, "dropout=True and dtype='e4m3' do not go together; leave one of them out"),
+        ({"cache": "paged"}, "cache='paged' needs queries of 16 or 32 bits, and dtype='e4m3'; use dtype='bf16' with"),
+        ({"head_dim_v": 40}, "head_dim_v=40 and dtype='e4m3' need a multiple of 16; pad the heads"),
+        ({"out_dtype": "fp32"}, "out_dtype='fp32' is unknown; use 'bf16' or 'fp16'"),
+        ({"scale_block": 32}, "scale_block=32 is not supported; use 64 or 128, or None for scales of whole heads"),
+        ({"scale_block": 64.0}, "scale_block=64.0 is not supported; use 64 or 128"),
+        ({"dtype": "bf16", "scale_block": 64}, "scale_block=64 is for dtype='e4m3'; leave it out"),
+        ({"dtype": "fp16", "out_dtype": "fp16"}, "out_dtype='fp16' is for dtype='e4m3'; leave it out"),
+        ({"dtype": "e5m2"}, "dtype='e5m2' is unknown; use one of fp16, bf16, fp32, e4m3"),
+    ],
+)
+def test_8_bit_inputs_that_cannot_be_are_refused(fields, words):
+    with pytest.raises(SpecError, match=words):
+        AttentionSpec(64, **{"dtype": "e4m3", "direction": "forward", **fields})
+
+
+def test_8_bit_inputs_are_described():
+    spec = AttentionSpec(64, dtype="float8_e4m3fn", direction="forward", scale_block=128)
+    assert (spec.dtype, spec.out_dtype, spec.out_element.name) == ("e4m3", "bf16", "bf16")
+    assert spec.describe() == "head_dim 64, e4m3 to bf16, full, forward only, a scale for each 128 rows"
+    assert spec == AttentionSpec(64, dtype="e4m3", direction="forward", scale_block=128, out_dtype="bfloat16")
+
+
 def test_anything_else_is_a_spec_or_a_spec_error():
     random = Random(0)
     accepted = 0
     for _ in range(10_000):
-        fields = {name: random.choice(HOSTILE) for name in FIELDS if random.random() < 0.18}
+        fields = {name: random.choice(HOSTILE) for name in FIELDS if random.random() < 2 / len(FIELDS)}
         try:
             spec = AttentionSpec(random.choice(HOSTILE), **fields)
         except SpecError as error:

@@ -70,6 +70,15 @@ specs = (
         cache=st.sampled_from(["contiguous", "paged"]),
         qv=st.just(True),
     )
+    | st.builds(
+        AttentionSpec,
+        st.integers(1, 16).map(lambda n: 16 * n),
+        dtype=st.just("e4m3"),
+        direction=st.just("forward"),
+        out_dtype=st.sampled_from([None, "bf16", "fp16"]),
+        scale_block=st.sampled_from([None, 64, 128]),
+        varlen=st.booleans(),
+    )
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)
