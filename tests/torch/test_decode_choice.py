@@ -44,9 +44,9 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[fg.KVCache]:
     seen: list[fg.KVCache] = []
     of = SideArguments.of
 
-    def noted(self: Any, dropout: Any, sequences: Any, cache: Any = None, stored: Any = None) -> Any:
+    def noted(self: Any, dropout: Any, sequences: Any, cache: Any = None, stored: Any = None, **more: Any) -> Any:
         seen.append(cache)
-        return of(self, dropout, sequences, cache, stored)
+        return of(self, dropout, sequences, cache, stored, **more)
 
     monkeypatch.setattr(SideArguments, "of", noted)
     return seen

@@ -20,6 +20,27 @@ constexpr float headroom_of() {
   }
 }
 
+// The reference maximum of a row whose largest logit is `logit`. Without headroom it is that logit: 16-bit
+// kernels do not subtract.
+template <class Logits>
+FLASHGEN_DEVICE float reference_below(float logit) {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return logit;
+  } else {
+    return logit - Logits::distance(headroom_of<Logits>());
+  }
+}
+
+// The exponential of a row's largest logit.
+template <class Logits>
+FLASHGEN_DEVICE float largest_exponential() {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return 1.0f;
+  } else {
+    return exp2_approx(headroom_of<Logits>());
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -51,8 +72,8 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        reference_max[m][h] = Logits::as_reference_max(logit) - Logits::distance(headroom_of<Logits>());
-        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? exp2_approx(headroom_of<Logits>()) : 0.0f;
+        reference_max[m][h] = reference_below<Logits>(Logits::as_reference_max(logit));
+        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? largest_exponential<Logits>() : 0.0f;
       }
     }
   }
@@ -142,7 +163,7 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float raised = tile_maximum - Logits::distance(headroom_of<Logits>());
+        const float raised = reference_below<Logits>(tile_maximum);
         const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
         if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
