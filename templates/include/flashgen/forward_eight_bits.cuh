@@ -34,8 +34,9 @@ struct LeftRegisters<e4m3_t, row_blocks, column_blocks> {
       for (i32 n = 0; n < column_blocks; n += 2) {
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
-          fragments[m][n / 4].words[n % 4 + h] = pack(e4m3_t{}, values[m][n][2 * h], values[m][n][2 * h + 1],
-                                                      values[m][n + 1][2 * h], values[m][n + 1][2 * h + 1]);
+          fragments[m][n / 4].words[n % 4 + h] =
+              pack_four(e4m3_t{}, values[m][n][2 * h], values[m][n][2 * h + 1], values[m][n + 1][2 * h],
+                        values[m][n + 1][2 * h + 1]);
         }
       }
     }

@@ -42,7 +42,7 @@ FLASHGEN_DEVICE u32 e4m3_bits(float x) {
   // 16 units carry into the exponent.
   return sign | (static_cast<u32>(exponent + 9) * 8 + units);
 }
-FLASHGEN_DEVICE u32 pack(e4m3_t, float a, float b, float c, float d) {
+FLASHGEN_DEVICE u32 pack_four(e4m3_t, float a, float b, float c, float d) {
   return e4m3_bits(a) | e4m3_bits(b) << 8 | e4m3_bits(c) << 16 | e4m3_bits(d) << 24;
 }
 

@@ -34,7 +34,7 @@ FLASHGEN_DEVICE void halves_of(e4m3_t, u32 word, u32& first, u32& second) {
 
 // Four numbers of a word, each the nearest to a float, of two as near the even one. What is too large becomes
 // the largest number, and NaN stays NaN (sm_89 and later).
-FLASHGEN_DEVICE u32 pack(e4m3_t, float a, float b, float c, float d) {
+FLASHGEN_DEVICE u32 pack_four(e4m3_t, float a, float b, float c, float d) {
   u32 word;
   asm("{\n\t"
       ".reg .b16 low, high;\n\t"
