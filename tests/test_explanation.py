@@ -196,7 +196,7 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
     [
         ({}, "sm_90a", "FlashAttention-3", None),
         ({"dropout": True}, "sm_90a", "FlashAttention-3", None),
-        ({"dtype": "fp32"}, "sm_90a", "FlashAttention-2", "take fp16 and bf16"),
+        ({"dtype": "fp32"}, "sm_90a", "FlashAttention-2", "take fp16, bf16 and e4m3"),
         ({"deterministic": True}, "sm_90a", "FlashAttention-3", None),
         ({}, "sm_80", "FlashAttention-2", None),
         ({"direction": "forward"}, "sm_90a", "", None),

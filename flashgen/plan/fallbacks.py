@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from flashgen.plan import plan
 from flashgen.plan.calls import takes_call
-from flashgen.plan.hopper.forward_table import FALLBACK_TILE_KV
-from flashgen.plan.hopper.forward_tiles import table_dims
+from flashgen.plan.hopper.forward_tiles import fallback_tile_kv
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
 from flashgen.plan.portable.forward import chosen_schedule, copies_asynchronously, plan_forward
 from flashgen.spec import BackwardSchedule, Schedule
@@ -32,7 +31,7 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
     access = forward.access_bytes
-    least = FALLBACK_TILE_KV[table_dims(forward.spec)]
+    least = fallback_tile_kv(forward.spec)
     if least < int(forward.constant("tile_kv")):
         yield plan(forward.spec, replace(asked, tile_kv=least), forward.arch, access_bytes=access)
     # algorithm="fa2" would apply to both passes; a partition of warps is of the forward kernel alone.

@@ -209,7 +209,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),
     "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
     "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
-    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
+    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16, bf16 and e4m3, and dtype is 'fp32'"),
     "head_dim": ({"head_dim": 80}, None, "sm_90a", "its backward kernels are made for head_dim 64, 96, 128"),
     "head_dim_v": ({"head_dim_v": 64}, None, "sm_90a", "its backward kernels are made for head_dim 64, 96, 128"),
     "tiles": (

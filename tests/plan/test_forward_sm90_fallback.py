@@ -20,7 +20,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),
     "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
     "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
-    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
+    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16, bf16 and e4m3, and dtype is 'fp32'"),
     "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "head dims must be multiples of 8"),
     "rows of 8 bytes": ({"head_dim_v": 4}, None, "sm_90a", "TMA needs rows of a multiple of 16 bytes"),
     "a cache": ({"cache": "paged"}, None, "sm_90a", "it takes no cache of keys and values"),

@@ -15,14 +15,16 @@ from flashgen.plan.hopper.forward_traits import (
 )
 from flashgen.plan.hopper.units import (
     PANEL,
+    PANEL_BYTES,
     STEP,
+    STEP_BYTES,
     STORED_ROWS,
     WARPGROUP,
     is_block_sparse,
     why_not_hopper,
 )
 from flashgen.plan.model.naming import kernel_name
-from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE
+from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE, with_input_scales
 from flashgen.plan.model.plans import Box, Constant, KernelPlan
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
@@ -68,9 +70,11 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     row = chosen_row(spec, schedule, arch)
     smem = smem_of(spec, row)
     producer, consumer = row.register_split()
+    params = FORWARD_SM90 if spec.score is None else FORWARD_SM90_SCORE
     has_end = spec.mask.has_upper or is_block_sparse(spec)
     anchored = schedule.softmax != "running-max"
     in_products = is_in_products(spec)
+    step, panel = STEP_BYTES // spec.element.bytes, PANEL_BYTES // spec.element.bytes
     lacks_registers = row.tile_kv >= _WIDE_TILE_KV and spec.head_dim_v > _WIDE_VALUES
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, "" if anchored else "runningmax"),
@@ -83,7 +87,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         threads=WARPGROUP * (row.consumers + 1),
         config_type="ForwardSm90Config",
         config=(
-            Constant("head_dim", -(-spec.head_dim // STEP) * STEP),
+            Constant("head_dim", -(-spec.head_dim // step) * step),
             Constant("head_dim_v", -(-spec.head_dim_v // STEP) * STEP),
             Constant("stored_columns", spec.head_dim_v),
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
@@ -102,7 +106,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
         ),
-        params=FORWARD_SM90 if spec.score is None else FORWARD_SM90_SCORE,
+        params=with_input_scales(params) if spec.element.is_eight_bit else params,
         smem=smem,
         grid_tile=row.tile_q,
         grid_over="q",
@@ -113,10 +117,10 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         divides_by_scale=in_products,
         refuses_spills=True,
         boxes=(
-            Box("q", row.tile_q, PANEL),
-            Box("k", row.tile_kv, PANEL),
-            Box("v", row.tile_kv, PANEL),
-            Box("o", STORED_ROWS, PANEL),
+            Box("q", row.tile_q, panel),
+            Box("k", row.tile_kv, panel),
+            Box("v", row.tile_kv, panel),
+            Box("o", STORED_ROWS, PANEL, element=spec.out_dtype),
         ),
         reasons=(row.reason,),
         schedule=schedule if schedule != Schedule() else None,

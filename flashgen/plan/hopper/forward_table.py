@@ -105,6 +105,65 @@ TABLE = {
     ),
 }
 
+#: The rows for e4m3. Steps of products sum over 32 keys, so tiles of keys are multiples of 32. There is a copy of V,
+#: transposed, and registers for the product of a block beside O.
+EIGHT_BITS = {
+    (64, 64): Row(
+        consumers=2,
+        tile_kv=128,
+        stages=4,
+        tile_kv_pair_loads=TileKv(band=96, block_sparse=64),
+        tile_kv_prefetched=TileKv(band=96, block_sparse=64),
+        registers=(40, 232),
+        reason="the widest tile of keys",
+    ),
+    (96, 96): Row(
+        consumers=2,
+        tile_kv=128,
+        stages=3,
+        tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
+        tile_kv_prefetched=TileKv(band=96, block_sparse=64),
+        registers=(40, 232),
+        reason="the widest tile of keys",
+    ),
+    (128, 128): Row(
+        consumers=2,
+        tile_kv=96,
+        stages=3,
+        tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
+        tile_kv_prefetched=TileKv(band=64, block_sparse=64),
+        registers=(40, 232),
+        reason="the widest tile of keys whose P has registers twice, beside a product and O",
+    ),
+    (192, 128): Row(
+        consumers=2,
+        tile_kv=96,
+        stages=2,
+        tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
+        tile_kv_prefetched=TileKv(band=64, block_sparse=64),
+        registers=(40, 232),
+        reason="the widest tile of keys whose P has registers twice, beside a product and O",
+    ),
+    (192, 192): Row(
+        consumers=2,
+        tile_kv=128,
+        stages=2,
+        tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
+        tile_kv_prefetched=TileKv(band=64, block_sparse=64),
+        registers=(40, 232),
+        reason="the widest tile of keys; O leaves from registers",
+    ),
+    (256, 256): Row(
+        consumers=2,
+        tile_kv=128,
+        stages=2,
+        tile_kv_pair_loads=TileKv(band=32, block_sparse=32),
+        tile_kv_prefetched=TileKv(band=32, block_sparse=32),
+        registers=(40, 232),
+        reason="the widest tile of keys; O leaves from registers",
+    ),
+}
+
 #: Rows for masks that compare captured integers along the sequence, as document masks do, and for dropout and
 #: sequences with lengths of their own, which take registers.
 TWO_CONSUMERS = {

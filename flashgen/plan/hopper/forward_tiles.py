@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.forward_table import (
+    EIGHT_BITS,
+    FALLBACK_TILE_KV,
     FEW_MASK_OPS,
     MASK_LOADS,
     MASK_OPS_TILE_KV,
@@ -24,11 +26,23 @@ from flashgen.plan.hopper.forward_traits import (
     score_is_light,
     score_loads_per_pair,
 )
-from flashgen.plan.hopper.units import ROWS, TILE_STAGES, WARPGROUP, is_block_sparse, registers_at_launch, row_bytes
+from flashgen.plan.hopper.units import (
+    ROWS,
+    STEP,
+    STEP_BYTES,
+    TILE_STAGES,
+    WARPGROUP,
+    is_block_sparse,
+    panel_bytes,
+    registers_at_launch,
+    row_bytes,
+)
 from flashgen.plan.model.plans import SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
 
+#: Products of more columns of 8-bit values are computed in two parts.
+PARTED_VALUES = 128
 #: Registers that a thread needs besides accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
@@ -46,13 +60,33 @@ def table_dims(spec: AttentionSpec) -> tuple[int, int]:
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
+    if spec.element.is_eight_bit:
+        return EIGHT_BITS[dims]
     if dims in TWO_CONSUMERS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
         return TWO_CONSUMERS[dims]
     return TABLE[dims]
 
 
+def fallback_tile_kv(spec: AttentionSpec) -> int:
+    """``tile_kv`` if the assembler runs out of registers."""
+    return _in_whole_steps(spec, FALLBACK_TILE_KV[table_dims(spec)])
+
+
 def row_of(spec: AttentionSpec) -> Row:
-    """The row for a spec, adapted to the registers that its mask and its score take."""
+    """The row for a spec, adapted to the registers that its mask and its score take, and to its scales."""
+    row = _row_by_registers(spec)
+    return replace(row, tile_kv=_in_whole_steps(spec, row.tile_kv)) if spec.element.is_eight_bit else row
+
+
+def _in_whole_steps(spec: AttentionSpec, tile_kv: int) -> int:
+    """At most so many keys: whole steps of P V whose keys have one scale."""
+    if not spec.element.is_eight_bit:
+        return tile_kv
+    steps = range(tile_kv // STEP_BYTES * STEP_BYTES, 0, -STEP_BYTES)
+    return next(keys for keys in steps if (spec.scale_block or keys) % keys == 0)
+
+
+def _row_by_registers(spec: AttentionSpec) -> Row:
     dims = table_dims(spec)
     if dims in MASK_LOADS and mask_loads_per_pair(spec):
         row = MASK_LOADS[dims]
@@ -121,8 +155,11 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
     if row.tile_kv > _MAX_TILE_KV:
         return f"tile_kv={row.tile_kv} is more keys than a row's four lanes have bits for; use {_MAX_TILE_KV} or fewer."
     described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.stages}"
+    if row.tile_kv != _in_whole_steps(spec, row.tile_kv):
+        scales = f" and divide scale_block={spec.scale_block}" if spec.scale_block else ""
+        return f"tile_kv={row.tile_kv} must be a multiple of {STEP_BYTES}{scales}; use {row_of(spec).tile_kv}."
     producer, consumer = row.register_split()
-    accumulators = row.tile_kv // 2 + row.tile_kv // 4 + spec.head_dim_v // 2
+    accumulators = _accumulators(spec, row)
     needed = smem_of(spec, row).bytes
     if row.stages < 2:
         return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
@@ -151,15 +188,28 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
     return None
 
 
+def _accumulators(spec: AttentionSpec, row: Row) -> int:
+    """Registers per thread of S, P and O, and for 8 bits of the product that is added to O."""
+    scores, probabilities, out = row.tile_kv // 2, row.tile_kv * spec.element.bytes // 8, spec.head_dim_v // 2
+    if not spec.element.is_eight_bit:
+        return scores + probabilities + out
+    # Of wide heads, S and half a product share registers (eight_bit_values.cuh).
+    return probabilities + out + (scores + out if spec.head_dim_v <= PARTED_VALUES else max(scores, out // 2))
+
+
 def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     """The layout of a block's shared memory."""
     dim, dim_v = row_bytes(spec)
+    eight_bits = spec.element.is_eight_bit
     layout = SmemLayout()
     layout.then("q", row.q_stages * row.tile_q * dim, f"Q_i, {row.q_stages} stages")
     layout.then("k", row.stages * row.tile_kv * dim, f"K_j, {row.stages} stages")
     layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} stages")
+    if eight_bits:
+        values = -(-spec.head_dim_v // STEP) * STEP
+        layout.then("transposed_v", row.stages * values * panel_bytes(row.tile_kv, 1), "V_j^T, as products read it")
     if row.stores_by_tma:
-        layout.then("o", row.tile_q * dim_v, "O_i, to be stored")
+        layout.then("o", row.tile_q * panel_bytes(spec.head_dim_v, spec.out_element.bytes), "O_i, to be stored")
 
     def word(name: str, size: int, note: str = "") -> None:
         layout.then(name, size, note, alignment=_WORD)
@@ -167,6 +217,9 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     word("q_barriers", 16 * row.q_stages, "full and empty barriers of each stage")
     word("k_barriers", 16 * row.stages)
     word("v_barriers", 16 * row.stages)
+    if eight_bits:
+        word("transposed_v_barriers", 16 * row.stages)
+        word("ends_of_v", 4 * row.stages, "which stage of V ends the work of the transposers")
     word("tile_barriers", 16 * TILE_STAGES)
     word("tiles", (48 if spec.has_own_lengths else 32) * TILE_STAGES, "the next tiles of queries")
     if is_block_sparse(spec):

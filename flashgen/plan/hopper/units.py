@@ -10,12 +10,14 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Rows of a warpgroup's product, and its threads.
 ROWS = 64
 WARPGROUP = 128
-#: Columns of a panel: 128 bytes, one swizzled row of shared memory.
+#: Bytes of a row of a panel, which is one swizzled row of shared memory, and columns of 16 bits.
+PANEL_BYTES = 128
 PANEL = 64
 #: Columns that TMA aligns rows to: 16 bytes.
 CHUNK = 8
-#: Columns that one step of a product sums over.
+#: Columns that one step of a product sums over, for 16 bits, and bytes.
 STEP = 16
+STEP_BYTES = 32
 #: Rows that one warp stores by TMA.
 STORED_ROWS = 16
 #: Slots of the ring that announces a persistent block's tiles: of the backward, and of the forward kernel.
@@ -31,8 +33,8 @@ def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_b
         return f"its schedule says algorithm={schedule.algorithm!r}"
     if not arch.has_wgmma:
         return f"it needs sm_90a, and this is {arch.name}"
-    if not spec.element.is_half:
-        return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
+    if not (spec.element.is_half or spec.element.is_eight_bit):
+        return f"its tensor-core instructions take fp16, bf16 and e4m3, and dtype is {spec.dtype!r}"
     if spec.cache:
         return "it takes no cache of keys and values"
     if spec.head_dim % CHUNK or spec.head_dim_v % CHUNK:
@@ -68,5 +70,9 @@ def is_block_sparse(spec: AttentionSpec) -> bool:
 
 def row_bytes(spec: AttentionSpec) -> tuple[int, int]:
     """Bytes of a row in shared memory: of Q and K, and of V, O and dO. Rows are whole panels."""
-    dim, dim_v = (-(-d // PANEL) * PANEL * spec.element.bytes for d in (spec.head_dim, spec.head_dim_v))
-    return dim, dim_v
+    return panel_bytes(spec.head_dim, spec.element.bytes), panel_bytes(spec.head_dim_v, spec.element.bytes)
+
+
+def panel_bytes(columns: int, element_bytes: int) -> int:
+    """Bytes of a row of so many columns, in whole panels."""
+    return -(-columns * element_bytes // PANEL_BYTES) * PANEL_BYTES

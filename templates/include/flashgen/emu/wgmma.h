@@ -98,4 +98,10 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
   for (i32 i = 3; i >= 0; --i) wgmma_rs<T, n, b_major>(d, a[i], b[i], i < 3 || accumulate, site);
 }
 
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_first_four(float (&d)[n / 2], const u32 (&a)[4][4],
+                                         const MatrixDescriptor (&b)[4], FLASHGEN_EMU_SITE) {
+  wgmma_rs_four<T, n, b_major>(d, a, b, false, site);
+}
+
 }  // namespace flashgen

@@ -2,6 +2,7 @@
 // which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows from `end` on
 // are not stored.
 #pragma once
+#include "flashgen/non_finite.cuh"
 #include "flashgen/sm90/forward_config.cuh"
 #include "flashgen/sm90/query_tile.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
@@ -82,7 +83,7 @@ FLASHGEN_DEVICE void clear_unused(RowStatistics& rows, float (&out)[count], i32 
 }
 
 // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
-template <class T, class Score, class DropoutPolicy, class Epilogue, bool forbids_values>
+template <class T, class Score, class DropoutPolicy, class Scales, class Epilogue, bool forbids_values>
 FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics rows) {
   const auto& p = consumer.p;
   const auto& shared = consumer.shared;
@@ -98,6 +99,7 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
+  const float factor = Scales::of_out(p, tile);
   float scale[2];
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
@@ -112,7 +114,7 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
         rows.reference_max[h] = reference;
       }
     }
-    scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p);
+    scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p) * factor;
   }
   shared.checks().set_failed(tile_at.count, thread.warp - 4,
                              warp_any(has_failed && tile.kind != TileKind::careful), thread);

@@ -13,28 +13,26 @@
 // header of its own.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
-#include "flashgen/sm90/careful_product.cuh"
 #include "flashgen/sm90/dropping.cuh"
 #include "flashgen/sm90/forward_epilogue.cuh"
 #include "flashgen/sm90/forward_producer.cuh"
-#include "flashgen/sm90/row_softmax.cuh"
+#include "flashgen/sm90/input_scales.cuh"
 #include "flashgen/sm90/scheduler_warp.cuh"
 #include "flashgen/sm90/scores.cuh"
+#include "flashgen/sm90/values.cuh"
 
 namespace flashgen {
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
-          class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
+          class Mask, class Blocks, class Score, class DropoutPolicy, class Values, class Scales,
+          class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  // Whether exponentials overlap the consumer's own P V. With three consumers the products of the other
-  // warpgroups keep the tensor cores busy, and there are no registers for a second P.
-  static constexpr bool kOverlapsOwnProducts = cfg.consumers == 2;
   // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
   // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks>;
+  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks, Values>;
   using QRing = typename Shared::QRing;
   using KRing = typename Shared::KRing;
   using VRing = typename Shared::VRing;
@@ -42,7 +40,9 @@ struct ForwardMainloop {
   using Logits = typename Score::Logits;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
-  using Probabilities = Rounded<cfg.tile_kv>;
+  using Probabilities = typename Values::Probabilities;
+  using Softmax = typename Values::template Softmax<Logits>;
+  using Factors = typename Scales::Factors;
   using Message = typename Blocks::Message;
 
   // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
@@ -73,9 +73,12 @@ struct ForwardMainloop {
     // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
     typename Blocks::ConsumerBlocks consumer_blocks;
-    RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
+    Softmax softmax;
     Strip<cfg.tile_kv> scores;
-    Strip<cfg.head_dim_v> out;
+    typename Values::Product product;
+    typename Values::Out out;
+    // Of the newest step.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -97,6 +100,7 @@ struct ForwardMainloop {
       if (step.exists()) {
         step.blocks.begin(p, tile, [&]() { return read_message(); });
         consumer_blocks = Blocks::consumer_blocks(p, tile, number);
+        if constexpr (!Scales::differ_by_block) factors = Scales::of(p, tile, 0, 0);
       }
       return step;
     }
@@ -134,8 +138,12 @@ struct ForwardMainloop {
     }
     // Line 10: O += P V.
     FLASHGEN_DEVICE void issue_pv(const Step& step, const Probabilities& probabilities) {
-      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates != 0);
+      Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
+    }
+    // The product that issue_pv() issued is complete.
+    FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
+      Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
     FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
@@ -156,6 +164,9 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
+    FLASHGEN_DEVICE void load_factors(const Step& step) {
+      if constexpr (Scales::differ_by_block) factors = Scales::of(p, tile, first_q(), step.first_key());
+    }
     // Whether the step may need a mask or a new reference maximum. Most steps need neither, so one branch
     // tests both. Computed while products run, because work after them delays every step.
     FLASHGEN_DEVICE bool needs_check(const Step& step) const {
@@ -167,8 +178,9 @@ struct ForwardMainloop {
                                            bool checks) {
       wgmma_pin(scores);
       release_k(step);
-      const Logits logits = Score::logits(p);
-      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), step.first_key(), thread);
+      const Logits logits = Score::logits(p, factors.logits);
+      Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
+                                         thread);
       bool rescales = false;
       if (checks) {
         if (is_cut(step))
@@ -176,7 +188,7 @@ struct ForwardMainloop {
                     thread);
         rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
       }
-      softmax.exponentiate(scores, logits);
+      rescales = softmax.exponentiate(scores, logits, rescales);
       DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
       return rescales;
     }
@@ -187,7 +199,8 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
+      store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
+      if constexpr (Values::begins_with_zero) clear_strip(out);
     }
 
     // ---- The mainloop
@@ -206,7 +219,9 @@ struct ForwardMainloop {
           Probabilities probabilities;
           first_step(step, probabilities);
           next = after(step);
-          if (!step.is_careful()) overlap_steps(step, next, probabilities);
+          if constexpr (Values::overlaps_steps) {
+            if (!step.is_careful()) overlap_steps(step, next, probabilities);
+          }
           last_step(step, probabilities);
         }
         if (next.kind == TileKind::end) break;
@@ -244,7 +259,7 @@ struct ForwardMainloop {
         next = after(step);
       };
       const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
-      if constexpr (kOverlapsOwnProducts) {
+      if constexpr (Values::overlaps_own_products) {
         // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
         // writes.
         Probabilities others;
@@ -267,19 +282,22 @@ struct ForwardMainloop {
     // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
+      load_factors(step);
       wait_qk(true);
       issue_qk();
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.scores_scale);
-      round_to<T, cfg.tile_kv>(probabilities, scores);
+      Values::round(probabilities, scores);
     }
     // P V of a step together with S and P of the next one.
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
                                          const Probabilities& probabilities,
                                          Probabilities& next_probabilities) {
       const Pairs pairs = load_pairs(next);
+      const Factors of_step = factors;
+      load_factors(next);
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
       issue_qk();
@@ -294,25 +312,25 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
-      if constexpr (kOverlapsOwnProducts) {
+      if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
+        Values::round(next_probabilities, scores);
         wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
                                   shared.start);
         wgmma_wait<0>();
-        wgmma_pin(out);
+        finish_pv(probabilities, of_step);
         release_v();
       } else {
         wgmma_wait<0>();
-        wgmma_pin(out);
+        finish_pv(probabilities, of_step);
         release_v();
         rescales = take_exponentials(next, pairs, kept, checks);
-        round_to<T, cfg.tile_kv>(next_probabilities, scores);
+        Values::round(next_probabilities, scores);
       }
       if (step.is_last()) {
         store(finished);
-      } else if (!cfg.anchored && rescales) {
+      } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
     }
@@ -326,12 +344,12 @@ struct ForwardMainloop {
         const Tile step_tile = tile_of(step);
         find_allowed<cfg.tile_kv / 8>(allowed, step_tile.template mask<Mask>(p),
                                       step_tile.first_q + warp_row(), step.first_key(), thread);
-        multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
+        Values::multiply_careful(out, probabilities, shared.v(v_at), allowed, factors.values, thread);
         warp_scheduler_barrier_arrive();
       } else {
         issue_pv(step, probabilities);
         wgmma_wait<0>();
-        wgmma_pin(out);
+        finish_pv(probabilities, factors);
       }
       release_v();
       if (step.is_last()) {
@@ -348,7 +366,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       if constexpr (!kForbidsValues) return false;
       return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
-             panels_hold_non_finite(shared.v(v_at), shared.base, thread);
+             Values::holds_non_finite(shared.v(v_at), shared.base, thread);
     }
   };
 
@@ -376,6 +394,10 @@ struct ForwardMainloop {
       if (thread.warp == 0)
         ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
+      // The warps after the scheduler.
+      if constexpr (Values::transposes) {
+        if (thread.warp >= 2) Values::run_transposer(shared, thread);
+      }
     }
   }
 };

@@ -8,29 +8,51 @@
 namespace flashgen {
 
 // What the warps of a thread block share. Smem holds the offsets in shared memory, which the plan computes.
-template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks>
+template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks, class Values>
 struct ForwardShared {
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using LoadedVTile = typename Values::Loaded;
+  using VTile = typename Values::Operand;
   using QRing = Ring<cfg.q_stages>;
   using KRing = Ring<cfg.stages>;
   using VRing = Ring<cfg.stages>;
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
 
   FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
   FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-  FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE LoadedVTile loaded_v(auto at) const {
+    return LoadedVTile{start + Smem::kV}.slot(at.slot());
+  }
+  FLASHGEN_DEVICE VTile v(auto at) const {
+    if constexpr (Values::transposes) {
+      return VTile{start + Smem::kTransposedV}.slot(at.slot());
+    } else {
+      return loaded_v(at);
+    }
+  }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const {
+    if constexpr (Values::transposes) {
+      return {start + Smem::kTransposedVBarriers};
+    } else {
+      return loaded_v_ring();
+    }
+  }
+  // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
+  FLASHGEN_DEVICE i32& is_end(auto at) const {
+    return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[at.slot()];
+  }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
@@ -45,7 +67,14 @@ struct ForwardShared {
   FLASHGEN_DEVICE void init() const {
     q_ring().init(1, kConsumerWarps);
     k_ring().init(1, kConsumerWarps);
-    v_ring().init(1, kConsumerWarps);
+    if constexpr (Values::transposes) {
+      loaded_v_ring().init(1, Values::transposers);
+      v_ring().init(Values::transposers, kConsumerWarps);
+      for (i32 slot = 0; slot < cfg.stages; ++slot)
+        is_end(typename VRing::State{static_cast<u32>(slot)}) = 0;
+    } else {
+      v_ring().init(1, kConsumerWarps);
+    }
     // The producer reads announcements, too.
     tile_ring().init(1, kConsumerWarps + 1);
     checks().init();
@@ -108,15 +137,25 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     if (elected) {
-      shared.v_ring().wait_empty(v_at);
-      mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), Shared::VTile::bytes);
+      shared.loaded_v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
     }
     sync_loading_lanes();
     if (loads())
-      tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), pending_block * cfg.tile_kv,
+                  thread);
     v_at.advance();
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
+  }
+  // Ends the work of warps that transpose V, if there are any.
+  FLASHGEN_DEVICE void end_values() {
+    if constexpr (Shared::transposes) {
+      if (!elected) return;
+      shared.loaded_v_ring().wait_empty(v_at);
+      shared.is_end(v_at) = 1;
+      mbarrier_arrive(shared.loaded_v_ring().full(v_at));
+    }
   }
   FLASHGEN_DEVICE void request_tile() {
     warp_sync();
@@ -130,7 +169,7 @@ struct ForwardProducer {
       if (tile.kind < TileKind::normal) {
         load_pending_v();
         shared.tile_ring().release(tile_at, thread);
-        if (tile.kind == TileKind::end) return;
+        if (tile.kind == TileKind::end) return end_values();
         request_tile();
         q_tile_at.advance();
         continue;

@@ -19,6 +19,9 @@ template <class T>
 constexpr float kHeadroom = 40.0f;
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
+// The same for a running maximum.
+template <class T>
+constexpr float kRunningHeadroom = 0.0f;
 // Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
 // with values up to 2^100 are then finite.
 template <class T>
@@ -34,6 +37,8 @@ constexpr float kLargestSum<half_t> = 0x1p14f;
 template <class T, i32 columns, bool anchored, class Logits>
 struct RowSoftmax {
   static constexpr float kNoMax = Logits::kNoMax;
+  // Whether blocks after a row's first one may multiply the output, other than in careful tiles.
+  static constexpr bool may_rescale = !anchored;
 
   RowStatistics rows;
   // If update_max() returns true, the output so far must be multiplied by this.
@@ -58,7 +63,8 @@ struct RowSoftmax {
   // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise) {
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
+    constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -79,9 +85,20 @@ struct RowSoftmax {
     return may_raise;
   }
 
-  // Replaces scores by their exponentials, and adds these to the sums.
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
+  // Replaces scores by their exponentials, and adds these to the sums. Returns whether the output must be
+  // multiplied by `scores_scale`, as `rescales` says so far.
+  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales) {
     float total[2][2] = {};
+    exponentials_of(scores, logits, total);
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
+    return rescales;
+  }
+
+ protected:
+  // Replaces scores by their exponentials, and adds these to the totals: [h][c] is that of columns c of the
+  // lane's row h.
+  FLASHGEN_DEVICE void exponentials_of(Strip<columns>& scores, const Logits& logits, float (&total)[2][2]) {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
@@ -94,8 +111,6 @@ struct RowSoftmax {
         total[h][c] += scores[2 * i + c];
       }
     }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
   }
 };
 

@@ -13,29 +13,32 @@ struct NoScore {
   template <i32 columns>
   struct Pairs {};
 
-  FLASHGEN_DEVICE static Logits logits(const auto& p) { return {p.scale_log2}; }
+  // `factor`: what products are multiplied by, besides the scale.
+  FLASHGEN_DEVICE static Logits logits(const auto& p, float factor = 1.0f) { return {p.scale_log2 * factor}; }
   template <i32 columns>
   FLASHGEN_DEVICE static Pairs<columns> load(const auto&...) {
     return {};
   }
   template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const auto&, const auto&, i32,
-                                    i32, Thread) {}
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, float /*factor*/, const Pairs<columns>&, const auto&,
+                                    const auto&, i32, i32, Thread) {}
   FLASHGEN_DEVICE static float sink(const auto&...) { return -kInfinity; }
 };
 
 // The unit of what an expression makes of a product.
 template <class Logits>
 struct LogitsOf {
-  FLASHGEN_DEVICE static Logits from(const auto&) { return {}; }
+  FLASHGEN_DEVICE static Logits from(const auto&, float /*factor*/) { return {}; }
 };
 template <>
 struct LogitsOf<ScaledProducts> {
-  FLASHGEN_DEVICE static ScaledProducts from(const auto& p) { return {p.scale_log2}; }
+  FLASHGEN_DEVICE static ScaledProducts from(const auto& p, float factor) { return {p.scale_log2 * factor}; }
 };
 template <>
 struct LogitsOf<ScoredProducts> {
-  FLASHGEN_DEVICE static ScoredProducts from(const auto& p) { return {p.scale, p.scale_log2}; }
+  FLASHGEN_DEVICE static ScoredProducts from(const auto& p, float /*factor*/) {
+    return {p.scale, p.scale_log2};
+  }
 };
 
 // Scores and sinks that expressions compute. `Score` is the kernel's own struct of that name.
@@ -52,7 +55,10 @@ struct ExpressionScore {
   template <i32 columns>
   using Pairs = PairsOf<columns>;
 
-  FLASHGEN_DEVICE static Logits logits(const auto& p) { return LogitsOf<Logits>::from(p); }
+  // `factor`: what products are multiplied by before the score, besides the scale.
+  FLASHGEN_DEVICE static Logits logits(const auto& p, float factor = 1.0f) {
+    return LogitsOf<Logits>::from(p, factor);
+  }
   // For the warp's rows from `q` on and the keys from `key` on.
   template <i32 columns>
   FLASHGEN_DEVICE static Pairs<columns> load(const auto& p, const auto& tile, i32 q, i32 key, Thread thread) {
@@ -64,12 +70,12 @@ struct ExpressionScore {
     }
   }
   template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, const Pairs<columns>& pairs, const auto& p,
-                                    const auto& tile, i32 q, i32 key, Thread thread) {
+  FLASHGEN_DEVICE static void apply(Strip<columns>& scores, float factor, const Pairs<columns>& pairs,
+                                    const auto& p, const auto& tile, i32 q, i32 key, Thread thread) {
     if constexpr (loads_ahead) {
-      change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread, pairs.loaded);
+      change_scores(blocks_of(scores), tile.template score<Score>(p), factor, q, key, thread, pairs.loaded);
     } else if constexpr (changes_scores) {
-      change_scores(blocks_of(scores), tile.template score<Score>(p), 1.0f, q, key, thread);
+      change_scores(blocks_of(scores), tile.template score<Score>(p), factor, q, key, thread);
     }
   }
   FLASHGEN_DEVICE static float sink(const auto& p, const auto& tile) {

@@ -1,0 +1,76 @@
+// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
+//
+//     Factors              what products of queries and keys are multiplied by, and what values are
+//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
+//     differ_by_block      whether they are not the same for all blocks of a tile
+//     of_out(p, tile)      what O is multiplied by besides
+#pragma once
+#include "flashgen/sequence.cuh"
+
+namespace flashgen {
+
+// Numbers of 16 bits have no scales.
+struct NoScales {
+  struct Factors {
+    static constexpr float logits = 1.0f;
+    static constexpr float values = 1.0f;
+  };
+  static constexpr bool differ_by_block = false;
+
+  FLASHGEN_DEVICE static Factors of(const auto&, const auto&, i32, i32) { return {}; }
+  FLASHGEN_DEVICE static float of_out(const auto&, const auto&) { return 1.0f; }
+};
+
+// The scale of a head is null if it is 1.
+FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
+  return scales == nullptr ? 1.0f : scales[at];
+}
+
+// `block` neighboring rows of a head share a scale; 0: all of them.
+template <i32 block>
+struct InputScales {
+  struct Factors {
+    float logits;
+    float values;
+  };
+  static constexpr bool differ_by_block = true;
+
+  template <class Params, class Tile>
+  FLASHGEN_DEVICE static Factors of(const Params& p, const Tile& tile, i32 q, i32 key) {
+    // Beyond the last row there may be no scale.
+    if (q >= tile.len_q(p) || key >= tile.len_kv(p)) return {1.0f, 1.0f};
+    i32 q_block = q / block, key_block = key / block;
+    if constexpr (!Tile::ends_with_tensor) {
+      // Each packed sequence begins a block.
+      q_block += first_tile_of(tile.rows.first_q, tile.sequence, block);
+      key_block += first_tile_of(tile.rows.first_key, tile.sequence, block);
+    }
+    const float of_q =
+        input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head + q_block);
+    const float of_k =
+        input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head + key_block);
+    const float of_v =
+        input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
+    return {of_q * of_k, of_v};
+  }
+  FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
+};
+template <>
+struct InputScales<0> {
+  struct Factors {
+    float logits;
+    static constexpr float values = 1.0f;
+  };
+  static constexpr bool differ_by_block = false;
+
+  FLASHGEN_DEVICE static Factors of(const auto& p, const auto& tile, i32, i32) {
+    return {input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head) *
+            input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head)};
+  }
+  FLASHGEN_DEVICE static float of_out(const auto& p, const auto& tile) {
+    return p.v_factor *
+           input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head);
+  }
+};
+
+}  // namespace flashgen
