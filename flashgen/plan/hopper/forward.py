@@ -74,6 +74,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     has_end = spec.mask.has_upper or is_block_sparse(spec)
     anchored = schedule.softmax != "running-max"
     in_products = is_in_products(spec)
+    element = "u8" if spec.element.is_eight_bit else None
     step, panel = STEP_BYTES // spec.element.bytes, PANEL_BYTES // spec.element.bytes
     lacks_registers = row.tile_kv >= _WIDE_TILE_KV and spec.head_dim_v > _WIDE_VALUES
     return KernelPlan(
@@ -117,9 +118,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         divides_by_scale=in_products,
         refuses_spills=True,
         boxes=(
-            Box("q", row.tile_q, panel),
-            Box("k", row.tile_kv, panel),
-            Box("v", row.tile_kv, panel),
+            Box("q", row.tile_q, panel, element=element),
+            Box("k", row.tile_kv, panel, element=element),
+            Box("v", row.tile_kv, panel, element=element),
             Box("o", STORED_ROWS, PANEL, element=spec.out_dtype),
         ),
         reasons=(row.reason,),
