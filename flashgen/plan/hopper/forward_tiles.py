@@ -43,8 +43,9 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Products of more columns of 8-bit values are computed in two parts.
 PARTED_VALUES = 128
-#: Registers that a thread needs besides accumulators.
+#: Registers that a thread needs besides accumulators, and if no product overlaps the exponentials.
 _OTHER_REGISTERS = 30
+_OTHER_REGISTERS_WITHOUT_OVERLAP = 24
 _CONSUMERS = (2, 3)
 #: Barriers and the slots that announce tiles are aligned to this.
 _WORD = 16
@@ -175,7 +176,8 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
             f"registers={(producer, consumer)} cannot be made of the {at_launch} that all warps begin with; "
             f"use {replace(row, registers=None).register_split()}."
         )
-    if accumulators + _OTHER_REGISTERS > consumer:
+    overlaps = not spec.element.is_eight_bit or spec.head_dim_v <= PARTED_VALUES
+    if accumulators + (_OTHER_REGISTERS if overlaps else _OTHER_REGISTERS_WITHOUT_OVERLAP) > consumer:
         return (
             f"{described} needs {accumulators} registers per thread for scores, probabilities and output, and "
             f"consumers have {consumer}; use a smaller tile_kv or fewer consumers."
@@ -194,7 +196,9 @@ def _accumulators(spec: AttentionSpec, row: Row) -> int:
     if not spec.element.is_eight_bit:
         return scores + probabilities + out
     # Of wide heads, S and half a product share registers (eight_bit_values.cuh).
-    return probabilities + out + (scores + out if spec.head_dim_v <= PARTED_VALUES else max(scores, out // 2))
+    if spec.head_dim_v > PARTED_VALUES:
+        return probabilities + out + max(scores, out // 2)
+    return probabilities + out + scores + out
 
 
 def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:

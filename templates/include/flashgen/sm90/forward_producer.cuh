@@ -50,9 +50,7 @@ struct ForwardShared {
     }
   }
   // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
-  FLASHGEN_DEVICE i32& is_end(auto at) const {
-    return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[at.slot()];
-  }
+  FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
@@ -70,8 +68,7 @@ struct ForwardShared {
     if constexpr (Values::transposes) {
       loaded_v_ring().init(1, Values::transposers);
       v_ring().init(Values::transposers, kConsumerWarps);
-      for (i32 slot = 0; slot < cfg.stages; ++slot)
-        is_end(typename VRing::State{static_cast<u32>(slot)}) = 0;
+      for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
     } else {
       v_ring().init(1, kConsumerWarps);
     }
@@ -148,14 +145,12 @@ struct ForwardProducer {
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
-  // Ends the work of warps that transpose V, if there are any.
+  // Ends the work of the warps that transpose V.
   FLASHGEN_DEVICE void end_values() {
-    if constexpr (Shared::transposes) {
-      if (!elected) return;
-      shared.loaded_v_ring().wait_empty(v_at);
-      shared.is_end(v_at) = 1;
-      mbarrier_arrive(shared.loaded_v_ring().full(v_at));
-    }
+    if (!elected) return;
+    shared.loaded_v_ring().wait_empty(v_at);
+    shared.is_end(v_at.slot()) = 1;
+    mbarrier_arrive(shared.loaded_v_ring().full(v_at));
   }
   FLASHGEN_DEVICE void request_tile() {
     warp_sync();
@@ -169,7 +164,7 @@ struct ForwardProducer {
       if (tile.kind < TileKind::normal) {
         load_pending_v();
         shared.tile_ring().release(tile_at, thread);
-        if (tile.kind == TileKind::end) return end_values();
+        if (tile.kind == TileKind::end) break;
         request_tile();
         q_tile_at.advance();
         continue;
@@ -193,6 +188,7 @@ struct ForwardProducer {
         pending_tile_at = tile_at;
       });
     }
+    if constexpr (Shared::transposes) end_values();
   }
 };
 

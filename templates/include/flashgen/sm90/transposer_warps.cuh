@@ -50,7 +50,7 @@ FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
   // Both rings have as many slots, and each block fills one of each.
   for (typename Shared::VRing::State at;; at.advance()) {
     shared.loaded_v_ring().wait_full(at);
-    if (shared.is_end(at) != 0) return;
+    if (shared.is_end(at.slot()) != 0) return;
     shared.v_ring().wait_empty(at);
     transpose_share(shared.loaded_v(at), shared.v(at), thread.warp - kFirstTransposer, thread);
     shared.loaded_v_ring().release(at, thread);
