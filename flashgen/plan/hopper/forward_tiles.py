@@ -76,7 +76,9 @@ def fallback_tile_kv(spec: AttentionSpec) -> int:
 def row_of(spec: AttentionSpec) -> Row:
     """The row for a spec, adapted to the registers that its mask and its score take, and to its scales."""
     row = _row_by_registers(spec)
-    return replace(row, tile_kv=_in_whole_steps(spec, row.tile_kv)) if spec.element.is_eight_bit else row
+    while spec.element.is_eight_bit and row.tile_kv > STEP_BYTES and not _fits_registers(spec, row):
+        row = replace(row, tile_kv=row.tile_kv - STEP_BYTES)
+    return replace(row, tile_kv=_in_whole_steps(spec, row.tile_kv))
 
 
 def _in_whole_steps(spec: AttentionSpec, tile_kv: int) -> int:
@@ -176,8 +178,7 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
             f"registers={(producer, consumer)} cannot be made of the {at_launch} that all warps begin with; "
             f"use {replace(row, registers=None).register_split()}."
         )
-    overlaps = not spec.element.is_eight_bit or spec.head_dim_v <= PARTED_VALUES
-    if accumulators + (_OTHER_REGISTERS if overlaps else _OTHER_REGISTERS_WITHOUT_OVERLAP) > consumer:
+    if not _fits_registers(spec, row):
         return (
             f"{described} needs {accumulators} registers per thread for scores, probabilities and output, and "
             f"consumers have {consumer}; use a smaller tile_kv or fewer consumers."
@@ -188,6 +189,12 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
             f"{arch.max_smem_per_block}; use smaller tiles or fewer stages."
         )
     return None
+
+
+def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
+    overlaps = not spec.element.is_eight_bit or spec.head_dim_v <= PARTED_VALUES
+    others = _OTHER_REGISTERS if overlaps else _OTHER_REGISTERS_WITHOUT_OVERLAP
+    return _accumulators(spec, row) + others <= row.register_split()[1]
 
 
 def _accumulators(spec: AttentionSpec, row: Row) -> int:

@@ -31,15 +31,19 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
   using Base::scores_scale;
   static constexpr bool may_rescale = true;
 
-  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales) {
+  // `round` may run twice: before the test, because conversions then fill gaps between exponentials.
+  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales,
+                                    const auto& round) {
     float total[2][2] = {};
     Base::exponentials_of(scores, logits, total);
+    round();
     if constexpr (anchored) {
       // No exponential is larger than the sum of some.
       const float bound = maximum(maximum(total[0][0], total[0][1]), maximum(total[1][0], total[1][1]));
       if (warp_any(bound > kLargestE4m3)) {
         raise_maximum(scores, logits, total, rescales);
         rescales = true;
+        round();
       }
     }
 #pragma unroll

@@ -32,6 +32,13 @@ struct EightBitValues {
   static constexpr i32 transposers = kTransposers;
   static constexpr bool overlaps_steps = parts == 1;
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
+  // Whether P of two steps have registers of their own, beside S, a product and O.
+  static constexpr bool has_two_operands =
+      overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
+  // Whether P is rounded among the exponentials, not after them.
+  static constexpr bool rounds_early = has_two_operands || !overlaps_steps;
+  // A product is added to O while the tensor cores compute the next scores.
+  static constexpr bool adds_later = overlaps_steps;
   static constexpr bool begins_with_zero = true;
 
   template <class Logits>
@@ -70,12 +77,15 @@ struct EightBitValues {
         wgmma_wait<0>();
       }
       wgmma_pin(product.sums);
-#pragma unroll
-      for (i32 i = 0; i < part_columns / 2; ++i) {
-        float& o = out[part * (part_columns / 2) + i];
-        o = fused_multiply_add(product.sums[i], factor, o);
-      }
+      add_part(product, out, part, factor);
     }
+  }
+  FLASHGEN_DEVICE static void clear(Product& product) { clear_strip(product.sums); }
+  // The two halves of finish(): the issued product is complete, and O += factor * product.
+  FLASHGEN_DEVICE static void end(Product& product) { wgmma_pin(product.sums); }
+  FLASHGEN_DEVICE static void add(Product& product, Out& out, float factor) {
+    wgmma_pin(product.sums);
+    add_part(product, out, 0, factor);
   }
 
   FLASHGEN_DEVICE static bool holds_non_finite(Operand v, u8* base, Thread thread) {
@@ -139,6 +149,14 @@ struct EightBitValues {
  private:
   static constexpr u32 kBytes = 0x01010101u;
   static constexpr u32 kOne = 0x38u;
+
+  FLASHGEN_DEVICE static void add_part(const Product& product, Out& out, i32 part, float factor) {
+#pragma unroll
+    for (i32 i = 0; i < part_columns / 2; ++i) {
+      float& o = out[part * (part_columns / 2) + i];
+      o = fused_multiply_add(product.sums[i], factor, o);
+    }
+  }
 
   // Issues P V^T for part of the columns of V, whose rows of V^T come first in `v`.
   FLASHGEN_DEVICE static void issue_part(Product& product, const Probabilities& probabilities, Operand v) {

@@ -79,6 +79,8 @@ struct ForwardMainloop {
     typename Values::Out out;
     // Of the newest step.
     Factors factors;
+    // Of the step whose P V `product` holds, if that is added to O later.
+    Factors product_factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -145,6 +147,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
+    // Adds the product of the step before, while Q K^T of the next one runs.
+    FLASHGEN_DEVICE void add_product() {
+      if constexpr (Values::adds_later) Values::add(product, out, product_factors.values);
+    }
     FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
@@ -175,7 +181,7 @@ struct ForwardMainloop {
     // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
-                                           bool checks) {
+                                           bool checks, Probabilities& probabilities) {
       wgmma_pin(scores);
       release_k(step);
       const Logits logits = Score::logits(p, factors.logits);
@@ -188,9 +194,18 @@ struct ForwardMainloop {
                     thread);
         rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
       }
-      rescales = softmax.exponentiate(scores, logits, rescales);
+      if constexpr (Values::rounds_early) {
+        const auto round = [&]() { Values::round(probabilities, scores); };
+        rescales = softmax.exponentiate(scores, logits, rescales, round);
+      } else {
+        rescales = softmax.exponentiate(scores, logits, rescales, []() {});
+      }
       DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
       return rescales;
+    }
+
+    FLASHGEN_DEVICE void round_late(Probabilities& probabilities) {
+      if constexpr (!Values::rounds_early) Values::round(probabilities, scores);
     }
 
     // ---- Results
@@ -259,7 +274,8 @@ struct ForwardMainloop {
         next = after(step);
       };
       const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
-      if constexpr (Values::overlaps_own_products) {
+      if constexpr (Values::adds_later) Values::clear(product);
+      if constexpr (Values::has_two_operands) {
         // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
         // writes.
         Probabilities others;
@@ -274,6 +290,7 @@ struct ForwardMainloop {
       } else {
         while (continues()) overlap(probabilities, probabilities);
       }
+      add_product();
     }
     FLASHGEN_DEVICE void wait_qk(bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
@@ -288,8 +305,9 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
-      if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.scores_scale);
-      Values::round(probabilities, scores);
+      if (take_exponentials(step, pairs, kept, checks, probabilities))
+        scale_rows(out, softmax.scores_scale);
+      round_late(probabilities);
     }
     // P V of a step together with S and P of the next one.
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
@@ -301,6 +319,7 @@ struct ForwardMainloop {
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
       issue_qk();
+      add_product();
       shared.v_ring().wait_full(v_at);
       issue_pv(step, probabilities);
       RowStatistics finished = {};
@@ -312,27 +331,50 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
-      if constexpr (Values::overlaps_own_products) {
+      if constexpr (Values::has_two_operands) {
         wgmma_wait<1>();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        Values::round(next_probabilities, scores);
+        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
+        round_late(next_probabilities);
         wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
                                   shared.start);
         wgmma_wait<0>();
-        finish_pv(probabilities, of_step);
-        release_v();
+        end_pv(step, probabilities, of_step);
+      } else if constexpr (Values::overlaps_own_products) {
+        wgmma_wait<1>();
+        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
+        const u32 sums[1][4] = {{bits_of(softmax.rows.sum[0]), bits_of(softmax.rows.sum[1]), 0, 0}};
+        wgmma_compute_before_wait(sums, softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        wgmma_wait<0>();
+        // Only now, because P V read the same registers.
+        round_late(next_probabilities);
+        end_pv(step, probabilities, of_step);
       } else {
         wgmma_wait<0>();
-        finish_pv(probabilities, of_step);
-        release_v();
-        rescales = take_exponentials(next, pairs, kept, checks);
-        Values::round(next_probabilities, scores);
+        end_pv(step, probabilities, of_step);
+        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
+        round_late(next_probabilities);
       }
       if (step.is_last()) {
         store(finished);
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
+        if constexpr (Values::adds_later) scale_rows(product.sums, softmax.scores_scale);
       }
+    }
+    // P V of a step is complete.
+    FLASHGEN_DEVICE void end_pv(const Step& step, const Probabilities& probabilities,
+                                const Factors& of_step) {
+      if constexpr (Values::adds_later) {
+        Values::end(product);
+        product_factors = of_step;
+        if (step.is_last()) {
+          add_product();
+          Values::clear(product);
+        }
+      } else {
+        finish_pv(probabilities, of_step);
+      }
+      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

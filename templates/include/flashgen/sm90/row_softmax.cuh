@@ -85,13 +85,15 @@ struct RowSoftmax {
     return may_raise;
   }
 
-  // Replaces scores by their exponentials, and adds these to the sums. Returns whether the output must be
-  // multiplied by `scores_scale`, as `rescales` says so far.
-  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales) {
+  // Replaces scores by their exponentials, which `round` reads, and adds these to the sums. Returns whether
+  // the output must be multiplied by `scores_scale`, as `rescales` says so far.
+  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales,
+                                    const auto& round) {
     float total[2][2] = {};
     exponentials_of(scores, logits, total);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
+    round();
     return rescales;
   }
 
