@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import PREFILL
-from flashgen.plan.hopper.forward_tiles import chosen_row, fault_of, row_of, smem_of
+from flashgen.plan.hopper.forward_tiles import chosen_row, eight_bits_overlap, fault_of, row_of, smem_of
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
     is_in_products,
@@ -129,6 +129,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             name
             for name, on in (
                 ("block_sparse", is_block_sparse(spec)),
+                ("overlaps_steps", eight_bits_overlap(spec)),
                 # A mask that loads an element for each pair needs its address: groups of pairs take fewer registers.
                 ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or lacks_registers)),
             )

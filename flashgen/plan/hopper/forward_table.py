@@ -34,6 +34,8 @@ class Row:
     tile_kv_prefetched: TileKv
     #: ``tile_kv`` without a mask if the score only adds one prefetched 16-bit element.
     tile_kv_16bit_bias: int | None = None
+    #: ``tile_kv`` of 8 bits with a band mask, sequences of their own lengths or a sink, which take registers too.
+    tile_kv_bounded: int | None = None
     #: Registers per thread of producer and consumers, if not the usual ones.
     registers: tuple[int, int] | None = None
     #: Of Q; 1 unless 2 fit.
@@ -128,21 +130,23 @@ EIGHT_BITS = {
     ),
     (128, 128): Row(
         consumers=2,
-        tile_kv=96,
+        tile_kv=128,
         stages=3,
         tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
         tile_kv_prefetched=TileKv(band=64, block_sparse=64),
+        tile_kv_bounded=96,
         registers=(40, 232),
-        reason="the widest tile of keys whose P has registers twice, beside a product and O",
+        reason="the widest tile of keys, whose P has registers once, beside a product and O",
     ),
     (192, 128): Row(
         consumers=2,
-        tile_kv=96,
+        tile_kv=128,
         stages=2,
         tile_kv_pair_loads=TileKv(band=64, block_sparse=64),
         tile_kv_prefetched=TileKv(band=64, block_sparse=64),
+        tile_kv_bounded=96,
         registers=(40, 232),
-        reason="the widest tile of keys whose P has registers twice, beside a product and O",
+        reason="the widest tile of keys, whose P has registers once, beside a product and O",
     ),
     (192, 192): Row(
         consumers=2,

@@ -18,6 +18,7 @@ from flashgen.plan.hopper.forward_table import (
 )
 from flashgen.plan.hopper.forward_traits import (
     all_prefetched,
+    changes_scores,
     compares_documents,
     compares_few_keys,
     is_16bit_bias,
@@ -43,9 +44,10 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Products of more columns of 8-bit values are computed in two parts.
 PARTED_VALUES = 128
-#: Registers that a thread needs besides accumulators, and if no product overlaps the exponentials.
-_OTHER_REGISTERS = 30
-_OTHER_REGISTERS_WITHOUT_OVERLAP = 24
+#: Up to this many columns of 8-bit values, every mask and score leaves registers to overlap steps.
+_NARROW_VALUES = 64
+#: Registers that a thread needs besides accumulators, for 16 and for 8 bits.
+_OTHER_REGISTERS, _OTHER_REGISTERS_EIGHT_BITS = 30, 24
 _CONSUMERS = (2, 3)
 #: Barriers and the slots that announce tiles are aligned to this.
 _WORD = 16
@@ -76,6 +78,9 @@ def fallback_tile_kv(spec: AttentionSpec) -> int:
 def row_of(spec: AttentionSpec) -> Row:
     """The row for a spec, adapted to the registers that its mask and its score take, and to its scales."""
     row = _row_by_registers(spec)
+    is_bounded = not spec.mask.is_full or spec.varlen or spec.score is not None
+    if eight_bits_overlap(spec) and is_bounded and row.tile_kv_bounded is not None:
+        row = replace(row, tile_kv=min(row.tile_kv, row.tile_kv_bounded))
     while spec.element.is_eight_bit and row.tile_kv > STEP_BYTES and not _fits_registers(spec, row):
         row = replace(row, tile_kv=row.tile_kv - STEP_BYTES)
     return replace(row, tile_kv=_in_whole_steps(spec, row.tile_kv))
@@ -192,9 +197,18 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
 
 
 def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
-    overlaps = not spec.element.is_eight_bit or spec.head_dim_v <= PARTED_VALUES
-    others = _OTHER_REGISTERS if overlaps else _OTHER_REGISTERS_WITHOUT_OVERLAP
+    others = _OTHER_REGISTERS_EIGHT_BITS if spec.element.is_eight_bit else _OTHER_REGISTERS
     return _accumulators(spec, row) + others <= row.register_split()[1]
+
+
+def eight_bits_overlap(spec: AttentionSpec) -> bool:
+    """Whether S of the next step has registers beside an 8-bit product and O.
+
+    Masks that are more than a band and scores take these registers, except of narrow heads.
+    """
+    narrow, wide = spec.head_dim_v <= _NARROW_VALUES, spec.head_dim_v > PARTED_VALUES
+    takes_registers = wide or (not narrow and (is_block_sparse(spec) or changes_scores(spec)))
+    return spec.element.is_eight_bit and not takes_registers
 
 
 def _accumulators(spec: AttentionSpec, row: Row) -> int:
@@ -202,10 +216,10 @@ def _accumulators(spec: AttentionSpec, row: Row) -> int:
     scores, probabilities, out = row.tile_kv // 2, row.tile_kv * spec.element.bytes // 8, spec.head_dim_v // 2
     if not spec.element.is_eight_bit:
         return scores + probabilities + out
-    # Of wide heads, S and half a product share registers (eight_bit_values.cuh).
-    if spec.head_dim_v > PARTED_VALUES:
-        return probabilities + out + max(scores, out // 2)
-    return probabilities + out + scores + out
+    if eight_bits_overlap(spec):
+        return probabilities + out + scores + out
+    # S and the product share registers (eight_bit_values.cuh).
+    return probabilities + out + max(scores, out if spec.head_dim_v <= PARTED_VALUES else out // 2)
 
 
 def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:

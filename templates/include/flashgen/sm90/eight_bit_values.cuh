@@ -7,8 +7,9 @@
 //
 // The tensor cores accumulate products of 8 bits with about 14 bits. So the product of each block is a sum of
 // its own, which is added to O in float32 and there multiplied by the block's scale. A product of more than
-// 128 columns is computed in two parts, which share accumulators. No other product is in flight meanwhile,
-// because the registers do not suffice for S beside them.
+// 128 columns is computed in two parts, which share accumulators.
+//
+// `overlaps`: whether S of the next step is computed meanwhile. If not, S and the product share registers.
 #pragma once
 #include "flashgen/non_finite.cuh"
 #include "flashgen/sm90/eight_bit_softmax.cuh"
@@ -17,7 +18,7 @@
 
 namespace flashgen {
 
-template <ForwardSm90Config cfg, class T>
+template <ForwardSm90Config cfg, class T, bool overlaps>
 struct EightBitValues {
   static_assert(cfg.tile_kv % 32 == 0, "a step of the product sums over 32 keys");
   static constexpr i32 steps = cfg.tile_kv / 32;
@@ -30,15 +31,16 @@ struct EightBitValues {
   using Operand = PanelTile<T, cfg.head_dim_v, cfg.tile_kv>;
   static constexpr bool transposes = true;
   static constexpr i32 transposers = kTransposers;
-  static constexpr bool overlaps_steps = parts == 1;
+  static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
+  static constexpr bool overlaps_steps = overlaps;
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
   // Whether P of two steps have registers of their own, beside S, a product and O.
   static constexpr bool has_two_operands =
-      overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
+      overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
   // Whether P is rounded among the exponentials, not after them.
-  static constexpr bool rounds_early = has_two_operands || !overlaps_steps;
+  static constexpr bool rounds_early = has_two_operands || !overlaps;
   // A product is added to O while the tensor cores compute the next scores.
-  static constexpr bool adds_later = overlaps_steps;
+  static constexpr bool adds_later = overlaps;
   static constexpr bool begins_with_zero = true;
 
   template <class Logits>
