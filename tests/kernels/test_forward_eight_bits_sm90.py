@@ -1,0 +1,112 @@
+"""The forward kernel for Hopper with 8-bit inputs, on the emulator: near the oracle for every mask, score, shape of
+scales and order of warps, and for logits that outgrow what 8 bits hold."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.plan.hopper.forward_table import EIGHT_BITS
+from flashgen.verify import Case, Mode, expect
+from flashgen.verify.trial import ORDERS
+from tests.drawn import LEVEL, diagonal, some
+from tests.kernels.test_forward_sm90 import (
+    LOGITS,
+    LONGEST,
+    NAME,
+    OTHER,
+    SPECS,
+    check,
+    drawn_case,
+    drawn_mode,
+    forward_spec,
+    launches,
+)
+from tests.kernels.test_reference_max_softmax_sm90 import expected_of, hostile
+
+#: Head dims of the table's rows, and others, whose last panel of V is not full.
+DIMS = [*EIGHT_BITS, (16, 16), (80, 80), (112, 48), (208, 208)]
+CASES = {"sample": 2, "ci": 8, "nightly": 200}[LEVEL]
+SCALE_BLOCKS = (None, 64, 128)
+FIELDS: dict[str, dict[str, Any]] = {
+    **SPECS,
+    "packed": {"mask": fg.causal(), "varlen": True},
+    "packed, full": {"varlen": True},
+    "capped, sink": {"mask": fg.causal(), "score": fg.softcap(3.0) >> fg.sink(LOGITS)},
+}
+#: What has too few registers for this kernel.
+OTHERS = {(256, 256, "pattern")}
+DRAWN = [(*dims, name) for dims, name in diagonal(DIMS, list(FIELDS), step=len(DIMS)) if (*dims, name) not in OTHERS]
+
+
+@pytest.mark.parametrize(("dim", "dim_v", "name"), DRAWN)
+def test_results_are_within_their_bounds_and_nothing_is_found(dim: int, dim_v: int, name: str) -> None:
+    random = Random(f"{dim} {dim_v} {name}")
+    for number in range(CASES):
+        # Shapes of scales and dtypes of O change the kernel: one of each for a build.
+        other = DIMS.index((dim, dim_v)) + list(FIELDS).index(name) + (number if LEVEL == "nightly" else 0)
+        spec = forward_spec(
+            dim,
+            dim_v,
+            dtype="e4m3",
+            scale_block=SCALE_BLOCKS[other % 3],
+            out_dtype=("bf16", "fp16")[other % 2],
+            **FIELDS[name],
+        )
+        tiles = fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("forward")
+        case = drawn_case(random, spec, int(tiles.constant("tile_q")), int(tiles.constant("tile_kv")))
+        by = NAME if case.len_kv else OTHER
+        check(spec, expect(spec, case, any_values=True), drawn_mode(random), by=by)
+
+
+SCHEDULES = {
+    # Steps overlap; P has registers twice, or once.
+    "P twice": (64, fg.Schedule()),
+    "P once": (128, fg.Schedule()),
+    "P twice, 96 keys": (128, fg.Schedule(tile_kv=96)),
+    "three consumers": (64, fg.Schedule(tile_q=192, tile_kv=96)),
+    # S and the products share registers.
+    "two parts": (256, fg.Schedule()),
+    "running maximum": (128, fg.Schedule(softmax="running-max")),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("order", some(ORDERS, "random"))
+def test_every_order_of_warps_gives_the_same_bits(name: str, order: Any) -> None:
+    """More tiles than blocks, and more blocks of keys than stages."""
+    dim, schedule = SCHEDULES[name]
+    spec = forward_spec(dim, dtype="e4m3")
+    expected = expect(spec, Case("several tiles", 400, 2 * LONGEST, heads=2))
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    x, scales = expected.inputs, expected.case.scales_for(spec)
+    first = kernel(x.q, x.k, x.v, **scales)
+    for race in (False, True):
+        with launches(kernel, Mode(order, 3, race)) as done:
+            again = kernel(x.q, x.k, x.v, **scales)
+        assert done == {NAME}
+        assert [a.tobytes() for a in again] == [b.tobytes() for b in first]
+    assert all(result.check.ok for result in expected.judge(first))
+
+
+@pytest.mark.parametrize("name", ["growing", "falling", "in steps", "4 times", "one huge key", "heavy tails"])
+@pytest.mark.parametrize("way", some(SCHEDULES, "P twice", "P once", "two parts"))
+def test_logits_may_outgrow_the_first_block(name: str, way: str) -> None:
+    """Exponentials beyond 448 raise the reference maximum, also while a product waits to be added to O."""
+    dim, schedule = SCHEDULES[way]
+    for mask in (fg.full(), fg.causal()):
+        spec = forward_spec(dim, dtype="e4m3", mask=mask)
+        values = hostile(name, dim, np.random.default_rng(len(name)))
+        q, k, v = (np.clip(x, -448, 448) for x in values)
+        check(spec, expected_of(spec, q, k, v), schedule=schedule)
+
+
+@pytest.mark.parametrize(("dim", "way"), [(64, "hidden_nan"), (128, "hidden_nan"), (256, "hidden_nan")])
+def test_a_value_that_is_nan_reaches_no_row_that_must_not_see_it(dim: int, way: Any) -> None:
+    for mask in (fg.causal(), fg.window(40, 10), fg.chunked(70)):
+        spec = forward_spec(dim, dtype="e4m3", mask=mask)
+        check(spec, expect(spec, Case("NaN", 150, 300, heads=2, fill=way), any_values=True))
