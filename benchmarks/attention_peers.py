@@ -84,13 +84,17 @@ def vllm_fa3(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     qv: torch.Tensor | None = None,
+    descales: tuple[torch.Tensor | None, ...] = (None, None, None),
 ) -> torch.Tensor:
-    """The forward pass of vLLM's build, of packed queries; keys are packed, too, or lie in the pages of a table."""
-    # Nothing new for a cache; neither rows of it, nor left padding, rotary embeddings and scales of 8-bit numbers.
-    nothing: tuple[None, ...] = (None,) * 8
+    """The forward pass of vLLM's build, of packed queries; keys are packed, too, or lie in the pages of a table.
+
+    ``descales`` are those of 8-bit queries, keys and values.
+    """
+    # Nothing new for a cache; neither rows of it, nor left padding and rotary embeddings.
+    nothing: tuple[None, ...] = (None,) * 5
     columns = q.shape[-1] + (0 if qv is None else qv.shape[-1])
     return _vllm()(
-        q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
+        q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing, *descales,
         columns**-0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
     )[0]  # fmt: skip
 

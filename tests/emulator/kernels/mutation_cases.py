@@ -273,6 +273,31 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         {"arch": "sm_90a", "infinite_value_from_end": 9},
     ),
     # Logits grow from block to block, in the second row of each lane of every fourth warp.
+    # Tiles of 128 keys, and rings of four and of three stages.
+    "Hopper, e4m3": (
+        EIGHT_BITS,
+        (300, 700),
+        {"arch": "sm_90a", "heads": 4, "batch": 2},
+    ),
+    # P has registers once.
+    "Hopper, e4m3, 128 columns": (replace(EIGHT_BITS, head_dim=128, head_dim_v=128), (200, 500), {"arch": "sm_90a"}),
+    "Hopper, e4m3, wide": (replace(EIGHT_BITS, head_dim=256, head_dim_v=256), (200, 300), {"arch": "sm_90a"}),
+    "Hopper, e4m3, blocks": (replace(EIGHT_BITS, scale_block=64), (200, 300), {"arch": "sm_90a"}),
+    "Hopper, e4m3, packed": (
+        replace(EIGHT_BITS, scale_block=64, varlen=True),
+        (70, 120),
+        {"arch": "sm_90a", "packing": PACKING, "batch": 4},
+    ),
+    "Hopper, e4m3, growing": (
+        replace(EIGHT_BITS, score=Score.of(lambda s, b, h, q, k: where(q % 16 >= 8, s - k * 0.03, s))),
+        (200, 700),
+        {"arch": "sm_90a"},
+    ),
+    "Hopper, e4m3, non-finite value": (
+        replace(EIGHT_BITS, mask=causal()),
+        (150, 200),
+        {"arch": "sm_90a", "infinite_value_from_end": 20},
+    ),
     "Hopper, growing": (
         AttentionSpec(
             64,

@@ -344,8 +344,8 @@ struct ForwardMainloop {
         rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
         const u32 sums[1][4] = {{bits_of(softmax.rows.sum[0]), bits_of(softmax.rows.sum[1]), 0, 0}};
         wgmma_compute_before_wait(sums, softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
-        // Only now, because P V read the same registers.
         round_late(next_probabilities);
         end_pv(step, probabilities, of_step);
       } else {
