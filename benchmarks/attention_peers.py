@@ -94,8 +94,8 @@ def vllm_fa3(
     nothing: tuple[None, ...] = (None,) * 5
     columns = q.shape[-1] + (0 if qv is None else qv.shape[-1])
     return _vllm()(
-        q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing, *descales,
-        columns**-0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
+        q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
+        *descales, columns**-0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
     )[0]  # fmt: skip
 
 

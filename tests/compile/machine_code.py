@@ -164,7 +164,7 @@ def has_own_memory(lines: list[str]) -> list[str]:
 
 def is_product(line: str, operand: str = "") -> bool:
     """Whether it is one whose left operand is of that kind: ``gdesc``, in shared memory, or ``R``, in registers."""
-    return re.search(rf"HGMMA\S* R\d+, {operand}", line) is not None
+    return re.search(rf"[HQ]GMMA\S* R\d+, {operand}", line) is not None
 
 
 def products(lines: list[str]) -> tuple[int, int]:
