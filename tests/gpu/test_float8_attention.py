@@ -1,0 +1,185 @@
+"""Attention in e4m3 on a GPU: as near to exact attention as P in e4m3 allows, for every shape of scales, and as exact
+for long rows as for short ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+from flashgen.compat import flash_attn_interface
+
+torch = pytest.importorskip("torch")
+
+DEVICE = "cuda"
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+
+HEADS, HEADS_KV = 4, 2
+#: The largest power of two in e4m3, by which P is multiplied before it is rounded.
+LARGEST_P = 256.0
+MASKS: dict[str, Any] = {
+    "full": fg.full(),
+    "causal": fg.causal(),
+    "window": fg.window(200, 30),
+    "chunks": fg.chunked(300),
+}
+
+
+def allowed(name: str, len_q: int, len_kv: int) -> Any:
+    # The last query and the last key have the same position.
+    own = torch.arange(len_q, device=DEVICE)[:, None] + len_kv - len_q
+    k = torch.arange(len_kv, device=DEVICE)[None]
+    return {
+        "full": (k >= 0) & (own == own),
+        "causal": k <= own,
+        "window": (k <= own + 30) & (k >= own - 200),
+        "chunks": torch.div(own, 300, rounding_mode="floor") == k // 300,
+    }[name]
+
+
+def eighths(*shape: int) -> Any:
+    return torch.randn(shape, device=DEVICE).to(torch.float8_e4m3fn)
+
+
+def spread(scale: Any, length: int, block: int | None) -> Any:
+    """The scale of each row of (batch, length, heads, columns), of one for each head or for each block of rows."""
+    by_row = scale[..., None] if block is None else scale.repeat_interleave(block, -1)[..., :length]
+    return by_row.transpose(1, 2)[..., None].double()
+
+
+class Problem:
+    """Inputs, exact attention, and attention that rounds P as the kernel must."""
+
+    def __init__(self, dim: int, len_q: int, len_kv: int, mask: str, block: int | None = None, heads: int = HEADS):
+        torch.manual_seed(dim + len_q)
+        kv = min(heads, HEADS_KV)
+        self.q = eighths(2, len_q, heads, dim)
+        self.k, self.v = eighths(2, len_kv, kv, dim), eighths(2, len_kv, kv, dim)
+        sizes = ((len_q, heads), (len_kv, kv), (len_kv, kv))
+        shapes = [(2, of, *([-(-length // block)] if block else [])) for length, of in sizes]
+        self.scales = [torch.rand(shape, device=DEVICE) + 0.5 for shape in shapes]
+        self.mask, self.block, self.allowed = mask, block, allowed(mask, len_q, len_kv)
+
+    def call(self, **options: Any) -> Any:
+        q_scale, k_scale, v_scale = self.scales
+        return fg.attention(
+            self.q,
+            self.k,
+            self.v,
+            mask=MASKS[self.mask],
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            scale_block=self.block,
+            return_lse=True,
+            **options,
+        )
+
+    def expected(self) -> tuple[Any, Any, Any]:
+        """O, the log-sum-exp, and O with P rounded to e4m3."""
+        q, k, v = (
+            x.double() * spread(s, x.shape[1], self.block)
+            for x, s in zip((self.q, self.k, self.v), self.scales, strict=True)
+        )
+        group = q.shape[2] // k.shape[2]
+        k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+        logits = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        logits = logits.masked_fill(~self.allowed, -torch.inf)
+        lse = logits.logsumexp(-1)
+        top = logits.amax(-1, keepdim=True).clamp(min=-1e300)
+        p = (logits - top).exp()
+        rounded = (p * LARGEST_P).float().to(torch.float8_e4m3fn).double() / LARGEST_P
+        total = p.sum(-1).clamp(min=1e-300).transpose(1, 2)[..., None]
+        return tuple(x if x is lse else torch.einsum("bhqk,bkhd->bqhd", x, v) / total for x in (p, lse, rounded))  # type: ignore[return-value]
+
+
+def judge(problem: Problem, out: Any, lse: Any) -> None:
+    exact, exact_lse, rounded = problem.expected()
+    near = out.double() - exact
+    eager = (rounded - exact).norm() + 2.0**-9 * exact.norm()
+    assert near.norm() <= 1.5 * eager
+    # No element is far off, either: a wrong tile of a long problem hardly shows in the norm.
+    assert near.abs().max() <= 4 * (rounded - exact).abs().max() + 2.0**-7 * exact.abs().max()
+    assert torch.equal(lse == -torch.inf, exact_lse == -torch.inf)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dim", [16, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("len_q", "len_kv"), [(1000, 1111), (333, 77), (1, 2000)])
+def test_it_is_as_near_to_exact_attention_as_rounded_p_allows(dim: int, mask: str, len_q: int, len_kv: int) -> None:
+    problem = Problem(dim, len_q, len_kv, mask)
+    judge(problem, *problem.call())
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_blocks_of_rows_have_scales_of_their_own(dim: int, block: int, mask: str) -> None:
+    problem = Problem(dim, 777, 900, mask, block)
+    judge(problem, *problem.call(out_dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_are_those_alone(dim: int, causal: bool) -> None:
+    torch.manual_seed(0)
+    lengths = [300, 1, 0, 1025, 128]
+    starts = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    total = sum(lengths)
+    q, k, v = eighths(total, HEADS, dim), eighths(total, HEADS_KV, dim), eighths(total, HEADS_KV, dim)
+    scales = [torch.rand(len(lengths), HEADS_KV, device=DEVICE) + 0.5 for _ in "qkv"]
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    longest = max(lengths)
+    out = flash_attn_interface.flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=causal, **named)
+    for i, length in enumerate(lengths):
+        if not length:
+            continue
+        rows = slice(int(starts[i]), int(starts[i]) + length)
+        own = {name: x[i : i + 1] for name, x in named.items()}
+        alone = flash_attn_interface.flash_attn_func(q[rows][None], k[rows][None], v[rows][None], causal=causal, **own)[
+            0
+        ]
+        torch.testing.assert_close(out[rows], alone, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_long_sums_are_as_exact_as_short_ones(dim: int) -> None:
+    """All values are equal, and so is O. Accumulators of tensor cores alone would lose several percent."""
+    torch.manual_seed(0)
+    q, k = eighths(1, 256, HEADS, dim), eighths(1, 16384, HEADS, dim)
+    v = torch.full(k.shape, 1.75, device=DEVICE).to(torch.float8_e4m3fn)
+    out = fg.attention(q, k, v)
+    torch.testing.assert_close(out, torch.full_like(out, 1.75), atol=0, rtol=2**-7)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_logits_may_grow_along_the_keys(dim: int) -> None:
+    problem = Problem(dim, 300, 2000, "full")
+    along = torch.linspace(-1, 1, 2000, device=DEVICE)[None, :, None]
+    for first in (along, -along):
+        q, k = problem.q.float(), problem.k.float()
+        q[..., 0], k[..., 0] = 16, first * dim**0.5 * 3
+        problem.q, problem.k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+        judge(problem, *problem.call())
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_every_call_gives_the_same_bits(dim: int, mask: str) -> None:
+    problem = Problem(dim, 4096, 4096, mask, heads=16)
+    first = problem.call()
+    for _ in range(10):
+        assert all(torch.equal(a, b) for a, b in zip(problem.call(), first, strict=True))
+
+
+@pytest.mark.parametrize(("dim", "tiles"), [(64, (192, 96)), (128, (128, 96)), (128, (128, 64)), (256, (128, 64))])
+def test_other_tiles_are_as_near(dim: int, tiles: tuple[int, int]) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("these tiles are those of the kernel for sm_90a")
+    problem = Problem(dim, 1000, 1111, "full")
+    spec = fg.AttentionSpec(dim, head_dim_v=dim, dtype="e4m3", direction="forward")
+    kernel = fg.build(spec, fg.Schedule(tile_q=tiles[0], tile_kv=tiles[1], algorithm="fa3"))
+    q_scale, k_scale, v_scale = problem.scales
+    judge(problem, *kernel(problem.q, problem.k, problem.v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
