@@ -106,3 +106,14 @@ def test_a_step_without_a_mask_takes_few_instructions(dim: int) -> None:
     runs = [run for run in code(kernel).straight() if sum(map(is_exponential, run)) == in_tile]
     assert runs
     assert all(len(run) <= in_tile * 3.5 + 20 for run in runs)
+
+
+@each(BUILT)
+def test_transposers_read_four_blocks_before_they_write_any(dims: tuple[int, int], name: str) -> None:
+    """A load after a store must wait for it, because they might touch the same bytes."""
+    runs = [run for run in code(forward(dims, name)).straight() if any("LDSM.16.MT88.4" in line for line in run)]
+    if dims[1] % 128 == 0:
+        (run,) = runs
+        moves = [line[:4] for line in run if line.startswith(("LDSM", "STSM"))]
+        assert moves == ["LDSM"] * 4 + ["STSM"] * 4
+    assert runs

@@ -305,8 +305,7 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
-      if (take_exponentials(step, pairs, kept, checks, probabilities))
-        scale_rows(out, softmax.scores_scale);
+      if (take_exponentials(step, pairs, kept, checks, probabilities)) scale_rows(out, softmax.scores_scale);
       round_late(probabilities);
     }
     // P V of a step together with S and P of the next one.

@@ -11,6 +11,10 @@ namespace flashgen {
 constexpr i32 kFirstTransposer = 2;
 constexpr i32 kTransposers = 2;
 
+// Blocks of 32 keys and 16 columns that a warp reads before it writes any: one that it reads later must wait
+// for those that it wrote. These are its share of a panel. More would take more registers than it has.
+constexpr i32 kTransposedTogether = 4;
+
 // One warp's share of the transpose of `from`: every kTransposers-th sixteen columns.
 //
 // ldmatrix transposes pairs of bytes. Lane 4j + t gets, of keys 2t and 2t + 1, columns 2j and 2j + 1. Bytes
@@ -20,26 +24,43 @@ constexpr i32 kTransposers = 2;
 template <class From, class To>
 FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread) {
   static_assert(From::rows % 32 == 0 && From::cols % 16 == 0, "blocks of 32 keys and 16 columns");
+  static_assert(kTransposers * kTransposedTogether * 16 == From::panel_cols, "a panel at a time");
+  constexpr i32 chunks = From::cols / 16;
   const bool is_odd = thread.lane >= 16;
   const u32 first_bytes = is_odd ? 0x7531u : 0x6420u, second_bytes = is_odd ? 0x6420u : 0x7531u;
   // The row of V^T, among sixteen, and the sixteen keys, among two, whose address this lane gives to
   // stmatrix.
   const i32 j = thread.lane % 8, row = 2 * j + (j / 4 ^ thread.lane / 8 % 2), sixteen = thread.lane / 16;
+  // The lane's addresses for the first block. Others differ in bits of the swizzle and by constants.
+  const u32 source = from.chunk_at(thread.lane, share), target = to.chunk_at(16 * share + row, sixteen);
+  // Unrolling would take more registers than the warpgroup has.
 #pragma unroll 1
-  for (i32 keys = 0; keys < From::rows / 32; ++keys) {
-    // The first chunk of the lane's key. Others differ in the bits of the swizzle.
-    const u32 first = from.chunk_at(32 * keys + thread.lane, 0),
-              target = to.chunk_at(row, 2 * keys + sixteen);
-    // More at a time would take more registers than the warpgroup has.
-#pragma unroll 2
-    for (i32 chunk = share; chunk < From::cols / 16; chunk += kTransposers) {
-      u32 words[4];
-      ldmatrix_x4_trans(words, (first ^ static_cast<u32>(chunk % 8 * kChunkBytes)) +
-                                   static_cast<u32>(chunk / 8 * From::panel_stride));
-      const u32 transposed[4] = {
-          select_bytes(words[0], words[1], first_bytes), select_bytes(words[0], words[1], second_bytes),
-          select_bytes(words[2], words[3], first_bytes), select_bytes(words[2], words[3], second_bytes)};
-      stmatrix_x4(target + static_cast<u32>(16 * chunk * kPanelBytes), transposed);
+  for (i32 panel = 0; panel < From::panels; ++panel) {
+    // Columns may end within a panel.
+    const i32 own = chunks - panel * (From::panel_cols / 16) - share;
+    const auto exists = [&](i32 i) { return From::cols % From::panel_cols == 0 || i * kTransposers < own; };
+#pragma unroll 1
+    for (i32 keys = 0; keys < From::rows / 32; ++keys) {
+      const u32 first_source =
+          source + static_cast<u32>(panel * From::panel_stride + keys * 32 * kPanelBytes);
+      const u32 first_target =
+          (target ^ static_cast<u32>(keys % 4 * 2 * kChunkBytes)) +
+          static_cast<u32>(keys / 4 * To::panel_stride + panel * From::panel_cols * kPanelBytes);
+      u32 words[kTransposedTogether][4];
+#pragma unroll
+      for (i32 i = 0; i < kTransposedTogether; ++i) {
+        if (exists(i))
+          ldmatrix_x4_trans(words[i], first_source ^ static_cast<u32>(i * kTransposers * kChunkBytes));
+      }
+#pragma unroll
+      for (i32 i = 0; i < kTransposedTogether; ++i) {
+        const u32(&w)[4] = words[i];
+        const u32 transposed[4] = {
+            select_bytes(w[0], w[1], first_bytes), select_bytes(w[0], w[1], second_bytes),
+            select_bytes(w[2], w[3], first_bytes), select_bytes(w[2], w[3], second_bytes)};
+        if (exists(i))
+          stmatrix_x4(first_target + static_cast<u32>(16 * i * kTransposers * kPanelBytes), transposed);
+      }
     }
   }
 }
