@@ -36,9 +36,13 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
   // Unrolling would take more registers than the warpgroup has.
 #pragma unroll 1
   for (i32 panel = 0; panel < From::panels; ++panel) {
-    // Columns may end within a panel.
-    const i32 own = chunks - panel * (From::panel_cols / 16) - share;
-    const auto exists = [&](i32 i) { return From::cols % From::panel_cols == 0 || i * kTransposers < own; };
+    // Columns may end within a panel, which is read as a whole, and then one warp may have a block more than
+    // the other.
+    const i32 left = chunks - panel * (From::panel_cols / 16);
+    const auto exists = [&](i32 i) {
+      if (From::cols % From::panel_cols == 0 || (i + 1) * kTransposers <= left) return true;
+      return chunks % kTransposers != 0 && i * kTransposers + share < left;
+    };
 #pragma unroll 1
     for (i32 keys = 0; keys < From::rows / 32; ++keys) {
       const u32 first_source =
@@ -49,8 +53,7 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
       u32 words[kTransposedTogether][4];
 #pragma unroll
       for (i32 i = 0; i < kTransposedTogether; ++i) {
-        if (exists(i))
-          ldmatrix_x4_trans(words[i], first_source ^ static_cast<u32>(i * kTransposers * kChunkBytes));
+        ldmatrix_x4_trans(words[i], first_source ^ static_cast<u32>(i * kTransposers * kChunkBytes));
       }
 #pragma unroll
       for (i32 i = 0; i < kTransposedTogether; ++i) {
