@@ -59,7 +59,9 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(256, mask=causal()), "sm_90a", ("main", "query")),
     # The forward pass for smaller heads, without a mask.
     Golden(AttentionSpec(64, mask=full(), direction="forward"), "sm_90a", ("forward",)),
-    # The same with a document mask, which is block-sparse, and a score.
+    # That of 8-bit inputs: V is transposed, and products are added to O in float32.
+    Golden(AttentionSpec(128, dtype="e4m3", direction="forward"), "sm_90a", ("forward",)),
+    # 16 bits with a document mask, which is block-sparse, and a score.
     Golden(
         AttentionSpec(128, mask=causal() & document(_IDS), score=softcap(30.0), direction="forward"),
         "sm_90a",
