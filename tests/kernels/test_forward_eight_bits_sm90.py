@@ -110,3 +110,16 @@ def test_a_value_that_is_nan_reaches_no_row_that_must_not_see_it(dim: int, way: 
     for mask in (fg.causal(), fg.window(40, 10), fg.chunked(70)):
         spec = forward_spec(dim, dtype="e4m3", mask=mask)
         check(spec, expect(spec, Case("NaN", 150, 300, heads=2, fill=way), any_values=True))
+
+
+@pytest.mark.parametrize("way", some(SCHEDULES, "P twice", "P once"))
+@pytest.mark.parametrize(("above", "at"), [(10, -5), (11, -5), (10, 5), (10, 2000)])
+def test_many_small_probabilities_count_beside_a_large_one(way: str, above: float, at: int) -> None:
+    """As in rows with an attention sink: thousands of keys that are 2^-14 of the largest have a third of the sum."""
+    dim, schedule = SCHEDULES[way]
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((1, n, 1, dim)) for n in (64, 4000, 4000))
+    q[..., 0], k[..., 1:], k[..., 0] = 16, 0.3 * k[..., 1:], 0
+    k[:, at, :, 0] = above * dim**0.5 / 16
+    spec = forward_spec(dim, dtype="e4m3")
+    check(spec, expected_of(spec, q, k, v + 1), schedule=schedule)

@@ -37,8 +37,8 @@ struct EightBitValues {
   // Whether P of two steps have registers of their own, beside S, a product and O.
   static constexpr bool has_two_operands =
       overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
-  // Whether P is rounded among the exponentials, not after them.
-  static constexpr bool rounds_early = has_two_operands || !overlaps;
+  // Whether exponentials may be too large to be rounded.
+  static constexpr bool has_range = true;
   // A product is added to O while the tensor cores compute the next scores.
   static constexpr bool adds_later = overlaps;
   static constexpr bool begins_with_zero = true;
@@ -56,13 +56,19 @@ struct EightBitValues {
     flashgen::run_transposer(shared, thread);
   }
 
-  FLASHGEN_DEVICE static void round(Probabilities& probabilities, const Strip<cfg.tile_kv>& exponentials) {
+  // Returns whether some are the largest number, or NaN.
+  FLASHGEN_DEVICE static bool round(Probabilities& probabilities, const Strip<cfg.tile_kv>& exponentials) {
+    // A byte of at least 0x7e has its highest bit set if 2 is added.
+    u32 largest = 0;
 #pragma unroll
     for (i32 i = 0; i < 4 * steps; ++i) {
       const float* const low = exponentials + 8 * (i / 2) + 2 * (i % 2);
       const float* const high = low + 4;
-      probabilities[i / 4][i % 4] = pack(T{}, low[0], low[1], high[0], high[1]);
+      const u32 word = pack(T{}, low[0], low[1], high[0], high[1]);
+      probabilities[i / 4][i % 4] = word;
+      largest |= word + 2 * kBytes;
     }
+    return (largest & 0x80u * kBytes) != 0;
   }
 
   FLASHGEN_DEVICE static void issue(Product& product, Out&, const Probabilities& probabilities, Operand v,

@@ -181,7 +181,7 @@ struct ForwardMainloop {
     // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
-                                           bool checks, Probabilities& probabilities) {
+                                           bool checks) {
       wgmma_pin(scores);
       release_k(step);
       const Logits logits = Score::logits(p, factors.logits);
@@ -194,18 +194,20 @@ struct ForwardMainloop {
                     thread);
         rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
       }
-      if constexpr (Values::rounds_early) {
-        const auto round = [&]() { Values::round(probabilities, scores); };
-        rescales = softmax.exponentiate(scores, logits, rescales, round);
-      } else {
-        rescales = softmax.exponentiate(scores, logits, rescales, []() {});
-      }
+      softmax.exponentiate(scores, logits);
       DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
       return rescales;
     }
 
-    FLASHGEN_DEVICE void round_late(Probabilities& probabilities) {
-      if constexpr (!Values::rounds_early) Values::round(probabilities, scores);
+    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
+      if constexpr (Values::has_range) {
+        return softmax.round_in_range(scores, Score::logits(p, factors.logits), rescales,
+                                      [&]() { return Values::round(probabilities, scores); });
+      } else {
+        Values::round(probabilities, scores);
+        return rescales;
+      }
     }
 
     // ---- Results
@@ -305,8 +307,10 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
-      if (take_exponentials(step, pairs, kept, checks, probabilities)) scale_rows(out, softmax.scores_scale);
-      round_late(probabilities);
+      bool rescales = take_exponentials(step, pairs, kept, checks);
+      if constexpr (Values::has_range) rescales = round(probabilities, rescales);
+      if (rescales) scale_rows(out, softmax.scores_scale);
+      if constexpr (!Values::has_range) round(probabilities, rescales);
     }
     // P V of a step together with S and P of the next one.
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
@@ -332,26 +336,24 @@ struct ForwardMainloop {
       bool rescales;
       if constexpr (Values::has_two_operands) {
         wgmma_wait<1>();
-        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
-        round_late(next_probabilities);
+        rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
         wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
                                   shared.start);
         wgmma_wait<0>();
         end_pv(step, probabilities, of_step);
       } else if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
-        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
+        rescales = take_exponentials(next, pairs, kept, checks);
         const u32 sums[1][4] = {{bits_of(softmax.rows.sum[0]), bits_of(softmax.rows.sum[1]), 0, 0}};
         wgmma_compute_before_wait(sums, softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
         // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
-        round_late(next_probabilities);
+        rescales = round(next_probabilities, rescales);
         end_pv(step, probabilities, of_step);
       } else {
         wgmma_wait<0>();
         end_pv(step, probabilities, of_step);
-        rescales = take_exponentials(next, pairs, kept, checks, next_probabilities);
-        round_late(next_probabilities);
+        rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       }
       if (step.is_last()) {
         store(finished);

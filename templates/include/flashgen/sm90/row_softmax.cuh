@@ -85,22 +85,9 @@ struct RowSoftmax {
     return may_raise;
   }
 
-  // Replaces scores by their exponentials, which `round` reads, and adds these to the sums. Returns whether
-  // the output must be multiplied by `scores_scale`, as `rescales` says so far.
-  FLASHGEN_DEVICE bool exponentiate(Strip<columns>& scores, const Logits& logits, bool rescales,
-                                    const auto& round) {
+  // Replaces scores by their exponentials, and adds these to the sums.
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
-    exponentials_of(scores, logits, total);
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
-    round();
-    return rescales;
-  }
-
- protected:
-  // Replaces scores by their exponentials, and adds these to the totals: [h][c] is that of columns c of the
-  // lane's row h.
-  FLASHGEN_DEVICE void exponentials_of(Strip<columns>& scores, const Logits& logits, float (&total)[2][2]) {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
@@ -113,6 +100,8 @@ struct RowSoftmax {
         total[h][c] += scores[2 * i + c];
       }
     }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += total[h][0] + total[h][1];
   }
 };
 

@@ -22,7 +22,7 @@ struct SixteenBitValues {
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
   // Whether P of two steps have registers of their own.
   static constexpr bool has_two_operands = overlaps_own_products;
-  static constexpr bool rounds_early = false;
+  static constexpr bool has_range = false;
   // Whether a product is added to O in the step that follows.
   static constexpr bool adds_later = false;
   // Whether the first product of a tile adds to O, which is then 0.
