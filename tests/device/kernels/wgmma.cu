@@ -85,7 +85,9 @@ FLASHGEN_DEVICE void multiply_four(float (&d)[variant.n / 2], const u32 (&regist
   using T = typename ElementOf<variant.type>::type_;
   constexpr Major left = variant.left == Left::kSharedMn ? Major::mn : Major::k;
   constexpr bool keep = variant.start == Start::kKeepFour;
-  if constexpr (variant.left == Left::kRegisters) {
+  if constexpr (variant.left == Left::kRegisters && !keep && sizeof(T) == 1) {
+    wgmma_rs_first_four<T, variant.n, variant.right>(d, registers, b);
+  } else if constexpr (variant.left == Left::kRegisters) {
     wgmma_rs_four<T, variant.n, variant.right>(d, registers, b, keep);
   } else if constexpr (keep) {
     wgmma_ss_four<T, variant.n, left, variant.right>(d, a, b);

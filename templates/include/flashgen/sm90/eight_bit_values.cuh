@@ -64,7 +64,7 @@ struct EightBitValues {
     for (i32 i = 0; i < 4 * steps; ++i) {
       const float* const low = exponentials + 8 * (i / 2) + 2 * (i % 2);
       const float* const high = low + 4;
-      const u32 word = pack(T{}, low[0], low[1], high[0], high[1]);
+      const u32 word = pack_four(T{}, low[0], low[1], high[0], high[1]);
       probabilities[i / 4][i % 4] = word;
       largest |= word + 2 * kBytes;
     }

@@ -153,7 +153,12 @@ CASES = tuple(
             ),
             *(
                 _wgmma(kind, 64, left, start=start)
-                for kind, left in (("kHalf", "kSharedMn"), ("kE4m3", "kShared"), ("kE5m2", "kRegisters"))
+                for kind, left in (
+                    ("kHalf", "kSharedMn"),
+                    ("kE4m3", "kShared"),
+                    ("kE4m3", "kRegisters"),
+                    ("kE5m2", "kRegisters"),
+                )
                 for start in ("kKeepFour", "kFirstFour")
             ),
             _SETMAXNREG,
