@@ -166,6 +166,19 @@ def test_logits_may_grow_along_the_keys(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("at", [0, 2000, 3999])
+def test_many_small_probabilities_count_beside_a_large_one(dim: int, at: int) -> None:
+    """As in rows with an attention sink."""
+    problem = Problem(dim, 300, 4000, "full")
+    q, k, v = problem.q.float(), problem.k.float() * 0.3, problem.v.float() + 1
+    q[..., 0], k[..., 0] = 16, 0
+    k[:, at, :, 0] = 10 * dim**0.5 / 16
+    problem.q, problem.k, problem.v = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    problem.scales = [torch.ones_like(x) for x in problem.scales]
+    judge(problem, *problem.call())
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_every_call_gives_the_same_bits(dim: int, mask: str) -> None:
     problem = Problem(dim, 4096, 4096, mask, heads=16)
