@@ -148,9 +148,7 @@ struct ForwardMainloop {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
     // Adds the product of the step before, while Q K^T of the next one runs.
-    FLASHGEN_DEVICE void add_product() {
-      if constexpr (Values::adds_later) Values::add(product, out, product_factors.values);
-    }
+    FLASHGEN_DEVICE void add_product() { Values::add(product, out, product_factors.values); }
     FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
@@ -171,7 +169,7 @@ struct ForwardMainloop {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     FLASHGEN_DEVICE void load_factors(const Step& step) {
-      if constexpr (Scales::differ_by_block) factors = Scales::of(p, tile, first_q(), step.first_key());
+      factors = Scales::of(p, tile, first_q(), step.first_key());
     }
     // Whether the step may need a mask or a new reference maximum. Most steps need neither, so one branch
     // tests both. Computed while products run, because work after them delays every step.
@@ -216,7 +214,8 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
+      store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(),
+                                                                               rows);
       if constexpr (Values::begins_with_zero) clear_strip(out);
     }
 
@@ -292,7 +291,7 @@ struct ForwardMainloop {
       } else {
         while (continues()) overlap(probabilities, probabilities);
       }
-      add_product();
+      if constexpr (Values::adds_later) add_product();
     }
     FLASHGEN_DEVICE void wait_qk(bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
@@ -301,7 +300,7 @@ struct ForwardMainloop {
     // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
       const Pairs pairs = load_pairs(step);
-      load_factors(step);
+      if constexpr (Scales::differ_by_block) load_factors(step);
       wait_qk(true);
       issue_qk();
       const Kept kept = draw_kept(step);
@@ -318,11 +317,11 @@ struct ForwardMainloop {
                                          Probabilities& next_probabilities) {
       const Pairs pairs = load_pairs(next);
       const Factors of_step = factors;
-      load_factors(next);
+      if constexpr (Scales::differ_by_block) load_factors(next);
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
       issue_qk();
-      add_product();
+      if constexpr (Values::adds_later) add_product();
       shared.v_ring().wait_full(v_at);
       issue_pv(step, probabilities);
       RowStatistics finished = {};

@@ -21,7 +21,7 @@ struct SixteenBitValues {
   static constexpr bool overlaps_steps = true;
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
   // Whether P of two steps have registers of their own.
-  static constexpr bool has_two_operands = overlaps_own_products;
+  static constexpr bool has_two_operands = cfg.consumers == 2;
   static constexpr bool has_range = false;
   // Whether a product is added to O in the step that follows.
   static constexpr bool adds_later = false;
@@ -34,8 +34,6 @@ struct SixteenBitValues {
   using Out = Strip<cfg.head_dim_v>;
   // The accumulators of a product, if it does not add to O itself.
   struct Product {};
-
-  FLASHGEN_DEVICE static void run_transposer(const auto&, Thread) {}
 
   FLASHGEN_DEVICE static void round(Probabilities& probabilities, const Strip<cfg.tile_kv>& exponentials) {
     round_to<T, cfg.tile_kv>(probabilities, exponentials);
