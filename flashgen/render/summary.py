@@ -32,6 +32,7 @@ _ROLES: dict[Role, str] = {
     "captured_store": "backward pass, last: gradients of captured tensors from their sums",
     "survey": "before either pass: the extremes of captured tensors",
     "append": "before a forward pass: new keys and values into the cache, turned by their positions, and so queries",
+    "quantize": "before a forward pass: 16-bit queries, keys and values to e4m3, with a scale for each block of rows",
     "combine": "after a forward pass: O and the log-sum-exp of each row from those of its splits",
     "grid_maxima": "forward pass in three launches, first: the largest score of each row and tile of keys",
     "grid_products": "forward pass in three launches, second: P V and its row sums of each tile of keys",
@@ -124,6 +125,8 @@ def _grid(plan: KernelPlan) -> str:
         return f"one block for every tile of pairs{heads}{sequences}{together}"
     if plan.grid_over == "heads":
         return f"one block for every {'query' if plan.grid_heads == 'q' else 'key/value'} head and batch entry"
+    if plan.grid_heads == "all":
+        return f"one block for every {plan.grid_tile} rows of every head of queries, keys and values, and batch entry"
     if plan.grid_heads == "one":
         return f"one block for every {plan.grid_tile} rows of all heads"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]

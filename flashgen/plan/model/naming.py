@@ -21,6 +21,7 @@ _STEMS: dict[Role, str] = {
     "prefill": "prefill",
     "decode": "decode",
     "combine": "combine",
+    "quantize": "quantize",
     "clear_gaps": "clear_gaps",
     "grid_maxima": "grid_maxima",
     "grid_products": "grid_products",

@@ -36,6 +36,7 @@ Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
 #: repair: tiles of gradients that NaN or infinity spoiled.
 #: append: new keys and values into a cache; combine: O and L of several splits of the keys.
+#: quantize: 16-bit queries, keys and values to 8 bits and scales.
 #: survey, before either pass: tables of the extremes of captured tensors.
 #: clear_gaps, after either pass: zeros in packed rows outside every sequence.
 #: captured_...: gradients of captured tensors; one captured_tile0, captured_tile1 ... for each bias.
@@ -64,10 +65,11 @@ class KernelPlan:
     smem: SmemMap
     #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch. Over pairs: a tile of queries and
     #: one of keys; over scores: the same, but at least one block for each tile of queries. Over rows: the longer of the
-    #: packed rows of queries and of keys. Over heads: one block for each. Over flags: of tiles to repair.
+    #: rows of queries and of keys. Over heads: one block for each. Over flags: of tiles to repair.
     grid_tile: int
     grid_over: Literal["q", "kv", "pairs", "scores", "rows", "heads", "flags"]
-    grid_heads: Literal["q", "kv", "one"]
+    #: Over all heads: those of queries, then those of keys, then those of values.
+    grid_heads: Literal["q", "kv", "all", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
     min_blocks: int = 1
@@ -158,7 +160,8 @@ class KernelPlan:
         if self.grid_over == "flags":
             assert self.failures is not None, "flags of a kernel that repairs"
             return -(-self.failures.flags(problem) // self.grid_tile), 1, 1
-        heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
+        every = problem.heads_q + 2 * problem.heads_kv
+        heads = {"q": problem.heads_q, "kv": problem.heads_kv, "all": every, "one": 1}[self.grid_heads]
         batch = problem.batch if self.grid_batch == "each" else 1
         if self.grid_over == "heads":
             return 1, heads, batch
@@ -270,10 +273,11 @@ def _grid(kernel: KernelPlan) -> str:
     elif kernel.grid_over in ("pairs", "scores"):
         tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
     else:
-        length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]
+        longer = "max(total_q, total_kv)" if kernel.grid_batch == "one" else "max(Sq, Sk)"
+        length = {"q": "Sq", "kv": "Sk", "rows": longer}[kernel.grid_over]
         tiles = length if kernel.grid_tile == 1 else f"ceil({length} / {kernel.grid_tile})"
     tiles += " * splits" if kernel.grid_splits else ""
-    heads = {"q": "H", "kv": "Hk", "one": "1"}[kernel.grid_heads]
+    heads = {"q": "H", "kv": "Hk", "all": "H + 2 * Hk", "one": "1"}[kernel.grid_heads]
     batch = "B" if kernel.grid_batch == "each" else "1"
     if kernel.is_persistent:
         return f"as many blocks as run at once, for {tiles} * {heads} * {batch} tiles"

@@ -1,0 +1,77 @@
+"""Planning the kernel `quantize`: 16-bit queries, keys and values to e4m3, with a scale for each block of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.arch import Arch
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.params import INPUT_SCALES
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role
+from flashgen.plan.model.smem import SmemLayout
+from flashgen.spec import AttentionSpec, full
+
+QUANTIZE: Role = "quantize"
+#: The results, in order, and what each is made of.
+CODES = ("q8", "k8", "v8")
+_INPUTS = ("q", "k", "v")
+#: A thread holds so many elements in registers; kSegment in quantize.cuh.
+_SEGMENT = 64
+#: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
+_RESIDENT_THREADS = 768
+_MOST_BLOCKS = 16
+_ACCESS_BYTES = 16
+
+
+def plan_quantize(spec: AttentionSpec, arch: Arch, algorithm: str) -> KernelPlan:
+    """The kernel for all specs that differ in the mask or the score alone."""
+    assert spec.scale_block is not None, "a spec with blocks"
+    bare = replace(spec, mask=full(), score=None)
+    widest = max(spec.head_dim, spec.head_dim_v)
+    warps = -(-spec.scale_block * widest // (_SEGMENT * 32))
+    smem = SmemLayout().then("rows", spec.scale_block * widest * spec.out_element.bytes, "then their codes")
+    return KernelPlan(
+        name=kernel_name(bare, QUANTIZE, arch),
+        pass_="forward",
+        role=QUANTIZE,
+        algorithm=algorithm,
+        template="quantize.cu.j2",
+        spec=bare,
+        arch=arch,
+        threads=warps * 32,
+        config_type="QuantizeConfig",
+        config=(
+            Constant("head_dim", spec.head_dim),
+            Constant("head_dim_v", spec.head_dim_v),
+            Constant("block", spec.scale_block, "rows that share a scale"),
+            Constant("warps", warps),
+        ),
+        params=_params(),
+        smem=smem.then("scratch", 8 * warps, "two numbers for each warp").map(),
+        grid_tile=spec.scale_block,
+        grid_over="rows",
+        grid_heads="all",
+        access_bytes=_ACCESS_BYTES,
+        min_blocks=max(1, min(_MOST_BLOCKS, _RESIDENT_THREADS // (warps * 32))),
+    )
+
+
+def _params() -> ParamTable:
+    pointers = [Param(name, "void*", "const element_t*") for name in _INPUTS]
+    pointers += [Param(name, "void*", "e4m3_t*") for name in CODES]
+    pointers += [Param(name, "void*", "float*", _SCALE_NOTE if name == "q_scale" else "") for name in INPUT_SCALES]
+    strides = [
+        Param(f"{name}_{axis}", "int64", "i64", "strides are in elements" if (name, axis) == ("q", "batch") else "")
+        for name in (*_INPUTS, *CODES)
+        for axis in ("batch", "row", "head")
+    ]
+    strides += [Param(f"{name}_{axis}", "int64", "i64") for name in INPUT_SCALES for axis in ("batch", "head")]
+    sizes = [Param(name, "int32", "i32") for name in ("heads_q", "heads_kv", "len_q", "len_kv")]
+    flags = [
+        Param("rotates", "int32", "i32", "1: queries and keys are rotated"),
+        Param("is_aligned", "int32", "i32", "1: all rows begin at multiples of 16 bytes"),
+    ]
+    return ParamTable.widest_first((*pointers, *strides, *sizes, *flags))
+
+
+_SCALE_NOTE = "what the codes of each block of rows are multiplied by"
