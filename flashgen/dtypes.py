@@ -56,8 +56,8 @@ DTYPES: dict[str, DType] = {d.name: d for d in (FP16, BF16, FP32)}
 INPUTS: dict[str, DType] = {**DTYPES, E4M3.name: E4M3}
 #: What O may hold where queries, keys and values are e4m3; the first is the default.
 EIGHT_BIT_OUTPUTS: dict[str, DType] = {d.name: d for d in (BF16, FP16)}
-#: What arrays that calls return may hold: captured tensors, and so their gradients, may be wider.
-RESULTS: dict[str, DType] = {**DTYPES, FP64.name: FP64}
+#: What arrays that calls return may hold: captured tensors, and so their gradients, may be wider; e4m3 is quantized.
+RESULTS: dict[str, DType] = {**DTYPES, FP64.name: FP64, E4M3.name: E4M3}
 #: What a cache may hold in place of the queries' dtype.
 CACHE_DTYPES: dict[str, DType] = {d.name: d for d in (E4M3, E5M2)}
 #: What arrays that calls take may hold.

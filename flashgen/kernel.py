@@ -24,6 +24,7 @@ from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Seq
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources
     from flashgen.launch.executor import Executor
+    from flashgen.launch.quantizer import Quantized
     from flashgen.launch.target import Target
 
 
@@ -161,6 +162,27 @@ class Kernel:
         if not self.plan.spec.cache:
             raise LaunchError("this kernel was built without a cache; build one with cache='contiguous' or 'paged'")
         return self.executor.append(k_cache, v_cache, k, v, cache, q, rotary, stream)
+
+    def quantize(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        rotate: bool = True,
+        sequences: Sequences | None = None,
+        stream: Any = None,
+    ) -> Quantized:
+        """q, k and v in e4m3 with their scales, for the call: ``(q, k, v, q_scale, k_scale, v_scale)``.
+
+        They come in the spec's ``out_dtype``, with any strides whose last one is 1, packed if the spec says so. Blocks
+        of ``scale_block`` rows share a scale. With ``rotate``, q and k are multiplied by the same orthogonal matrix: it
+        spreads outliers over the head, and logits stay as they are. NaN and infinity become NaN.
+        """
+        quantizer = self.executor.quantize
+        if quantizer is None:
+            raise LaunchError("this kernel was built without blocks of scales; build one with scale_block=128 or 64")
+        return quantizer(q, k, v, rotate, sequences, stream)
 
     def backward(
         self,

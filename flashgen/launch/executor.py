@@ -19,9 +19,11 @@ from flashgen.launch.call.preparer import Preparer, Request, Workspaces
 from flashgen.launch.call.probabilities import check_narrowable, check_stored
 from flashgen.launch.call.scales import NO_SCALES, Scales
 from flashgen.launch.kvcache.append import Appender
-from flashgen.launch.target import Target
+from flashgen.launch.quantizer import Quantizer
+from flashgen.launch.target import Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
+from flashgen.plan.model.plans import Role
 from flashgen.spec import Dropout, KVCache, Sequences
 
 
@@ -39,7 +41,9 @@ class Executor:
         self._side = SideArguments(spec)
         self._preparer = Preparer(spec, variants, target, workspaces, self._captures, self._gradients)
         #: Calls of the append kernel.
-        self.append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
+        self.append = Appender(spec, target, self._default_kernels)
+        #: Calls of the quantize kernel.
+        self.quantize = Quantizer(spec, target, self._default_kernels) if spec.scale_block else None
         takes_tensors = self._captures is not None and len(self._captures.names) > 0
         #: Whether calls bring nothing but q, k and v, as most do.
         self._is_plain = not takes_tensors and not self._side.takes_arrays
@@ -174,6 +178,9 @@ class Executor:
                 "qv=None, but this kernel was built with qv=True; pass the queries for the values, "
                 f"(batch, len_q, heads_q, {self.spec.head_dim_v})"
             )
+
+    def _default_kernels(self, device: int, stream: int | None) -> Mapping[Role, Ready]:
+        return self.variants.kernels(self.variants.default, device, stream)
 
     def _captured(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The captured tensors of a call, which come before its other arguments."""

@@ -26,6 +26,7 @@ from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.portable.forward import check_eight_bit_inputs, chosen_schedule, plan_forward
+from flashgen.plan.quantize import plan_quantize
 from flashgen.plan.score_form import score_form
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
@@ -124,6 +125,8 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
             kernels += (plan_survey(kernels[0], expressions),)
     if spec.cache:
         kernels = (*(with_cache(kernel) for kernel in kernels), *plan_cache(forward))
+    if spec.scale_block:
+        kernels += (plan_quantize(forward),)
     kernels = tuple(with_varlen(with_dropout(kernel)) for kernel in kernels)
     if spec.has_own_lengths:
         kernels += (plan_clear_gaps(forward),)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.arch import Arch
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import INPUT_SCALES
 from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role
 from flashgen.plan.model.smem import SmemLayout
-from flashgen.spec import AttentionSpec, full
+from flashgen.spec import full
 
 QUANTIZE: Role = "quantize"
 #: The results, in order, and what each is made of.
@@ -20,11 +19,13 @@ _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
 _MOST_BLOCKS = 16
-_ACCESS_BYTES = 16
+#: Rows that begin at multiples of so many bytes are read in chunks of them.
+ACCESS_BYTES = 16
 
 
-def plan_quantize(spec: AttentionSpec, arch: Arch, algorithm: str) -> KernelPlan:
+def plan_quantize(forward: KernelPlan) -> KernelPlan:
     """The kernel for all specs that differ in the mask or the score alone."""
+    spec, arch = forward.spec, forward.arch
     assert spec.scale_block is not None, "a spec with blocks"
     bare = replace(spec, mask=full(), score=None)
     widest = max(spec.head_dim, spec.head_dim_v)
@@ -34,7 +35,7 @@ def plan_quantize(spec: AttentionSpec, arch: Arch, algorithm: str) -> KernelPlan
         name=kernel_name(bare, QUANTIZE, arch),
         pass_="forward",
         role=QUANTIZE,
-        algorithm=algorithm,
+        algorithm=forward.algorithm,
         template="quantize.cu.j2",
         spec=bare,
         arch=arch,
@@ -51,7 +52,7 @@ def plan_quantize(spec: AttentionSpec, arch: Arch, algorithm: str) -> KernelPlan
         grid_tile=spec.scale_block,
         grid_over="rows",
         grid_heads="all",
-        access_bytes=_ACCESS_BYTES,
+        access_bytes=forward.access_bytes,
         min_blocks=max(1, min(_MOST_BLOCKS, _RESIDENT_THREADS // (warps * 32))),
     )
 

@@ -19,6 +19,7 @@ _PLAIN = (
     )
 )
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_DTYPES |= {"e4m3": torch.float8_e4m3fn}
 
 
 #: What torch's compiler makes its tensors with: on the current device, without the dispatcher, in half the time.

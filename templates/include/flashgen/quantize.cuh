@@ -103,7 +103,8 @@ struct RowBlock {
 #pragma unroll
       for (i32 i = 0; i < Tile::chunk_elements; ++i) {
         const T element{static_cast<u16>(words.words[i / 2] >> (16 * (i % 2)))};
-        x[j * Tile::chunk_elements + i] = float_of(bits_of(to_float(element)) ^ (signs << (31 - i) & 0x80000000u));
+        x[j * Tile::chunk_elements + i] =
+            float_of(bits_of(to_float(element)) ^ (signs << (31 - i) & 0x80000000u));
       }
     }
   }
@@ -199,8 +200,8 @@ struct Scratch {
 
 // Quantizes one block of rows. `rows` and `codes` begin with it.
 template <QuantizeConfig config, i32 head_dim, class T>
-FLASHGEN_DEVICE void quantize_block(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scale, bool rotates,
-                                    bool is_aligned, Scratch scratch, Thread thread) {
+FLASHGEN_DEVICE void quantize_block(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scale,
+                                    bool rotates, bool is_aligned, Scratch scratch, Thread thread) {
   using Rows = RowBlock<T, head_dim, config.block, config.warps>;
   const typename Rows::Tile tile{scratch.rows};
   Rows::load(tile, rows, is_aligned, thread);
