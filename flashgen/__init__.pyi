@@ -49,6 +49,7 @@ from flashgen.expr.tree.functions import sqrt as sqrt
 from flashgen.expr.tree.functions import tan as tan
 from flashgen.expr.tree.functions import tanh as tanh
 from flashgen.expr.tree.functions import where as where
+from flashgen.fp8 import fp8_attention as fp8_attention
 from flashgen.lab.tune.tuning import tune as tune
 from flashgen.merging import merge as merge
 from flashgen.spec import AttentionSpec as AttentionSpec

@@ -76,9 +76,7 @@ class Quantizer:
             remember(self._calls, key, call)
         return self._target, call, framework, arrays, pointers, ()
 
-    def _prepare(
-        self, framework: Framework, infos: Sequence[ArrayInfo], side: Side, rotate: bool, stream: Any
-    ) -> Call:
+    def _prepare(self, framework: Framework, infos: Sequence[ArrayInfo], side: Side, rotate: bool, stream: Any) -> Call:
         beside, given = infos[: len(side.names)], list(infos[len(side.names) :])
         aligned = alignment(given, self._spec.element.bytes) >= ACCESS_BYTES
         if self._spec.varlen:
@@ -89,7 +87,7 @@ class Quantizer:
         problem = longest(rows, count, side.longest) if self._spec.varlen else rows
         outputs = tuple(self._outputs(rows, count, given))
         values = call_values(problem, (0, 0), 1.0, given, outputs)
-        values |= {"rotates": int(rotate), "is_aligned": int(aligned)} | _scale_strides(outputs)
+        values |= {"rotates": int(rotate), "is_aligned": int(aligned), **_scale_strides(outputs)}
         if self._spec.varlen:
             values |= packed_values(full(), rows)
             outputs = without_batch(outputs)

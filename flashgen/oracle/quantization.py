@@ -65,9 +65,7 @@ def quantized_rows(x: Any, block: int, *, rotate: bool) -> tuple[Codes, Floats]:
     return codes, np.ascontiguousarray((largest * factor / _LARGEST).transpose(0, 2, 1))
 
 
-def quantized_packed_rows(
-    x: Any, starts: Any, block: int, *, rotate: bool, used: Any = None
-) -> tuple[Codes, Floats]:
+def quantized_packed_rows(x: Any, starts: Any, block: int, *, rotate: bool, used: Any = None) -> tuple[Codes, Floats]:
     """The same of packed sequences: x is (total, heads, head_dim), and scales are (heads, total // block + sequences).
 
     Block j of sequence i is number ``starts[i] // block + i + j``. Rows that belong to no sequence, or are not used,
@@ -87,7 +85,7 @@ def quantized_packed_rows(
 
 def scales_of_rows(scales: Floats, block: int, rows: int) -> Floats:
     """The scale of each row (batch, rows, heads, 1) for those of blocks (batch, heads, blocks)."""
-    return np.repeat(scales, block, axis=2)[:, :, :rows].transpose(0, 2, 1)[..., None]
+    return np.asarray(np.repeat(scales, block, axis=2)[:, :, :rows].transpose(0, 2, 1)[..., None])
 
 
 def quantization_error(x: Any, scales: Any) -> NDArray[np.float64]:

@@ -123,6 +123,19 @@ def cached_kernel(
     return kernel
 
 
+def quantizing_kernel_for(q: Any, v: Any, program: Program, block: int, *, packed: bool) -> Kernel:
+    """The kernel that quantizes 16-bit tensors to e4m3 and attends to them, on their device."""
+    if q.dtype not in _HALVES:
+        raise ArgumentError(f"q is {q.dtype}; convert it: fp8_attention quantizes float16 and bfloat16")
+    key = (q.shape[-1], v.shape[-1], q.dtype, program.rule, "e4m3", block, packed, q.get_device())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        dims: dict[str, Any] = {"head_dim": q.shape[-1], "head_dim_v": v.shape[-1], "scale_block": block}
+        dims |= {"dtype": "e4m3", "out_dtype": dtype_name(str(q.dtype)), "varlen": packed, "direction": "forward"}
+        kernel = _kernels.keep(key, _build_on(q.get_device(), replace(spec_of(program.rule), **dims)))
+    return kernel
+
+
 def suits_decode(q: Any, k: Any, *, drops: bool = False, packed: bool = False) -> bool:
     """Whether the forward pass of a call is one for the decode kernel: few queries that attend to many keys.
 
