@@ -7,6 +7,13 @@ from flashgen.oracle.captured import captured_gradients
 from flashgen.oracle.captured_bounds import captured_bounds
 from flashgen.oracle.dropout import dropout_mask
 from flashgen.oracle.eight_bits import quantized, rounding_error, values_of
+from flashgen.oracle.quantization import (
+    dequantized_rows,
+    quantization_error,
+    quantized_packed_rows,
+    quantized_rows,
+    rotation,
+)
 from flashgen.oracle.rounded import rounded_backward, rounded_captured_gradients, rounded_forward
 from flashgen.oracle.rules import Rules
 from flashgen.oracle.slope import (
@@ -35,10 +42,15 @@ __all__ = [
     "case_slope",
     "check",
     "dropout_mask",
+    "dequantized_rows",
     "forward",
     "forward_cached",
     "pooled_slope",
+    "quantization_error",
     "quantized",
+    "quantized_packed_rows",
+    "quantized_rows",
+    "rotation",
     "rounded_backward",
     "rounded_captured_gradients",
     "rounded_forward",

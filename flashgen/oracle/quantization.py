@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.oracle.eight_bits import Codes, quantized
+from flashgen.oracle.eight_bits import Codes, quantized, values_of
 
 Floats = NDArray[np.float32]
 #: The largest number of e4m3, and the least that a block's largest magnitude counts as.
@@ -83,20 +83,26 @@ def quantized_packed_rows(x: Any, starts: Any, block: int, *, rotate: bool, used
     return codes, scales
 
 
-def scales_of_rows(scales: Floats, block: int, rows: int) -> Floats:
-    """The scale of each row (batch, rows, heads, 1) for those of blocks (batch, heads, blocks)."""
-    return np.asarray(np.repeat(scales, block, axis=2)[:, :, :rows].transpose(0, 2, 1)[..., None])
+def dequantized_rows(codes: Codes, scales: Floats, block: int) -> NDArray[np.float64]:
+    """What codes (batch, rows, heads, head_dim) stand for: of queries and keys, the rotated rows."""
+    return np.asarray(values_of("e4m3")[codes] * _of_rows(scales, block, codes.shape[1]))
 
 
-def quantization_error(x: Any, scales: Any) -> NDArray[np.float64]:
-    """How far the codes times their scales may be from x R, of rows x (..., head_dim) and the scale of each row.
+def quantization_error(x: Any, scales: Floats, block: int, *, rotate: bool) -> NDArray[np.float64]:
+    """How far ``dequantized_rows`` may be from x (batch, rows, heads, head_dim), which ``rotate`` multiplies by R.
 
     Half a step of e4m3, or half of its smallest number, and what float32 rounds on the way.
     """
-    exact = np.asarray(x, np.float64) @ rotation(np.asarray(x).shape[-1])
-    norm = np.sqrt(np.sum(np.asarray(x, np.float64) ** 2, -1, keepdims=True))
-    on_the_way = 2.0**-20 * norm
-    return np.asarray(np.maximum(2.0**-4 * np.abs(exact), 2.0**-10 * np.asarray(scales)) * (1 + 2.0**-18) + on_the_way)
+    rows = np.asarray(x).astype(np.float64)
+    exact = rows @ rotation(rows.shape[-1]) if rotate else rows
+    norm = np.sqrt(np.sum(rows**2, -1, keepdims=True))
+    half_steps = np.maximum(2.0**-4 * np.abs(exact), 2.0**-10 * _of_rows(scales, block, rows.shape[1]))
+    return np.asarray(half_steps * (1 + 2.0**-18) + 2.0**-20 * norm)
+
+
+def _of_rows(scales: Floats, block: int, rows: int) -> NDArray[np.float64]:
+    """The scale of each row (batch, rows, heads, 1)."""
+    return np.repeat(scales.astype(np.float64), block, axis=2)[:, :, :rows].transpose(0, 2, 1)[..., None]
 
 
 def _rotated(x: Floats) -> tuple[Floats, np.float32]:

@@ -21,6 +21,7 @@ from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
 from flashgen.plan.model.params import INPUT_SCALES, V_FACTOR
 from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, Role
+from flashgen.plan.quantize import QUANTIZE
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
@@ -30,6 +31,7 @@ from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
 from tests.emulator.kernels.decoded import check_decoded
 from tests.emulator.kernels.lineage import WHOLE_PASSES, check_lineage
+from tests.emulator.kernels.quantized import check_quantized
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -355,6 +357,10 @@ def check() -> Check:
         **options: Any,
     ) -> list[str]:
         """What is wrong after the edited kernels, or all, and those that they need and that need them."""
+        if case.spec.scale_block and set(edits or {QUANTIZE}) == {QUANTIZE}:
+            wrong = check_quantized(case, edits or {}, data_seed=data_seed, at=at, **options)
+            if wrong or edits:
+                return wrong
         if case.spec.cache and case.schedule is None:
             return check_decoded(case, edits or {}, data_seed=data_seed, at=at, **options)
         if case.spec.cache:
@@ -363,7 +369,7 @@ def check() -> Check:
             return check_lineage(case, edits or {}, expected(case, data_seed), at=at, **options)
         run = Run(case, data_seed, at)
         # clear_gaps writes rows that no other writes: tests/kernels/test_padding.py plants its bugs.
-        roles = [kernel.role for kernel in run.plan.kernels if kernel.role != "clear_gaps"]
+        roles = [kernel.role for kernel in run.plan.kernels if kernel.role not in ("clear_gaps", QUANTIZE)]
         wanted = set(edits or roles)
         if wanted - {"forward"}:
             wanted |= {"prepare", "main", "finish"}

@@ -41,6 +41,7 @@ STANDARD = Schedule(algorithm="standard")
 
 DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cache="paged")
 EIGHT_BITS = AttentionSpec(64, dtype="e4m3", direction="forward")
+QUANTIZED = AttentionSpec(128, dtype="e4m3", out_dtype="fp16", scale_block=64, direction="forward")
 E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
 LATENT = AttentionSpec(16, head_dim_v=64, dtype="fp16", mask=causal(), direction="forward", cache="paged", qv=True)
 
@@ -134,6 +135,9 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (40, 40),
         {"arch": "sm_89", "infinite_value_from_end": 1},
     ),
+    # Two lanes share a row, and the last block of queries and of keys is cut.
+    "quantize": (QUANTIZED, (150, 70), {"heads": 4, "batch": 2, "arch": "sm_89"}),
+    "quantize, packed": (replace(QUANTIZED, varlen=True), (100, 80), {"arch": "sm_89"}),
     "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
     "huge row stride, deterministic": (
         AttentionSpec(64, dtype="fp16", deterministic=True),
