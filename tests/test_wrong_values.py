@@ -311,6 +311,9 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
     rotary = fg.Rotary(angles, angles)
     codes = np.zeros((2, LENGTH, HEADS, DIM), E4M3)
     eight_bits = fg.build(fg.AttentionSpec(DIM, dtype="e4m3", direction="forward"), target="emulator")
+    quantizing = fg.build(
+        fg.AttentionSpec(DIM, dtype="e4m3", out_dtype="fp16", scale_block=64, direction="forward"), target="emulator"
+    )
     append = partial(paged.append, pages, pages, k[:, :1], v[:, :1])
     return {
         **accepting({"kernel q": lambda x: plain(x, k, v), "kernel k": lambda x: plain(q, x, v)}),
@@ -322,6 +325,15 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
         **accepting(
             {"kernel scale": option(plain, "scale", q, k, v)}, "None, NumPy float, NumPy int, float, hostile number"
         ),
+        **accepting({"quantize q": lambda x: quantizing.quantize(x, k, v)}),
+        **accepting({"quantize k": lambda x: quantizing.quantize(q, x, v)}),
+        **accepting({"quantize rotate": option(quantizing.quantize, "rotate", q, k, v)}, "True"),
+        **accepting({"quantize sequences": option(quantizing.quantize, "sequences", q, k, v)}, "None"),
+        **accepting({f"fp8 {x}": option(fg.fp8_attention, x, **{"q": q, "k": k, "v": v}) for x in "qkv"}),
+        **accepting(fields(fg.fp8_attention, "rotate return_lse", q, k, v), "True"),
+        **accepting(fields(fg.fp8_attention, "block sequences", q, k, v), "None"),
+        **accepting(fields(fg.fp8_attention, "score", q, k, v), "None, score"),
+        **accepting(fields(fg.fp8_attention, "layout", q, k, v)),
         **accepting({"kernel dropout": option(plain, "dropout", q, k, v)}, "None"),
         **accepting(
             {"8-bit q": lambda x: eight_bits(x, codes, codes), "8-bit v": lambda x: eight_bits(codes, codes, x)}
