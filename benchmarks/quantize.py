@@ -75,7 +75,7 @@ def measured(problem: Problem) -> dict[str, Any]:
         "attention": lambda: fg.fp8_attention(q, k, v, rotate=problem.rotate, block=problem.block),
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for name, call in calls.items():
+    for call in calls.values():
         milliseconds(call, 3)
     for _ in range(ROUNDS):
         for name, call in calls.items():

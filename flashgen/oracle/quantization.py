@@ -102,7 +102,9 @@ def quantization_error(x: Any, scales: Floats, block: int, *, rotate: bool) -> N
 
 def _of_rows(scales: Floats, block: int, rows: int) -> NDArray[np.float64]:
     """The scale of each row (batch, rows, heads, 1)."""
-    return np.repeat(scales.astype(np.float64), block, axis=2)[:, :, :rows].transpose(0, 2, 1)[..., None]
+    repeated = np.repeat(scales.astype(np.float64), block, axis=2)[:, :, :rows]
+    of_rows: NDArray[np.float64] = repeated.transpose(0, 2, 1)[..., None]
+    return of_rows
 
 
 def _rotated(x: Floats) -> tuple[Floats, np.float32]:

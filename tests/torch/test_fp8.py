@@ -114,7 +114,7 @@ def test_gradients_are_refused_when_they_are_asked_for(emulated: Any, inputs: An
     q, k, v = inputs(dim=16)
     out = fg.fp8_attention(q, k, v)
     assert torch.equal(out, fg.fp8_attention(*plain((q, k, v))))
-    with pytest.raises(fg.ArgumentError, match="fp8_attention has no gradients; train with flashgen.attention"):
+    with pytest.raises(fg.ArgumentError, match="fp8_attention has no gradients; train with flashgen"):
         out.sum().backward()
 
 
@@ -124,7 +124,7 @@ def test_autocast_makes_16_bits_of_float32(emulated: Any, inputs: Any) -> None:
     with torch.autocast("cpu", torch.float16):
         found = fg.fp8_attention(*wide)
     assert torch.equal(found, fg.fp8_attention(q, k, v))
-    with pytest.raises(fg.ArgumentError, match="q is torch.float32; convert it: fp8_attention quantizes float16"):
+    with pytest.raises(fg.ArgumentError, match="convert it: fp8_attention quantizes float16"):
         fg.fp8_attention(*wide)
 
 
