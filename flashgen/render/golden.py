@@ -110,9 +110,11 @@ GOLDEN: tuple[Golden, ...] = (
         "sm_90a",
         ("decode", "append"),
     ),
-    # 8-bit queries, keys and values, where each block of rows has a scale.
+    # 8-bit queries, keys and values, where each block of rows has a scale, and the kernel that makes them.
     Golden(
-        AttentionSpec(128, dtype="e4m3", mask=causal(), direction="forward", scale_block=128), "sm_89", ("forward",)
+        AttentionSpec(128, dtype="e4m3", mask=causal(), direction="forward", scale_block=128),
+        "sm_89",
+        ("forward", "quantize"),
     ),
     # Standard attention, the baseline: S, its softmax, O = P V, and the gradients from a stored P.
     Golden(

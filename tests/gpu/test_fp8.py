@@ -87,12 +87,12 @@ def rms(x: Any) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-#: (length, head_dim, outlier size, rotate): the error that docs/explanation/fp8.md gives, plus a tenth.
+#: (length, head_dim, outlier size, rotate): the error that docs/explanation/fp8.md gives, plus a fifth for other draws.
 ERRORS = [
-    (4096, 64, 10.0, True, 1.72e-2),
-    (4096, 128, 10.0, True, 9.1e-3),
-    (4096, 256, 10.0, True, 7.1e-3),
-    (16384, 128, 10.0, True, 1.08e-2),
+    (4096, 64, 10.0, True, 1.70e-2),
+    (4096, 128, 10.0, True, 1.01e-2),
+    (4096, 256, 10.0, True, 8.3e-3),
+    (16384, 128, 10.0, True, 1.17e-2),
     (4096, 64, 0.0, True, 1.5e-3),
     (4096, 128, 0.0, True, 1.5e-3),
     (4096, 128, 0.0, False, 1.5e-3),
