@@ -14,8 +14,9 @@ def test_it_is_built_for_the_gpus_that_have_it(flashgen: Any, machine: list[Any]
     result = flashgen("build", *WORDS, "--scale-block", "64", "--out-dtype", "fp16", "--no-verify", "--json")
     assert result.code == 0, result.err
     made = json.loads(result.out)
-    assert [kernel["arch"] for kernel in made["kernels"]] == ["sm_89", "sm_90a"]
-    assert made["kernels"][0]["name"] == "forward_d64_e4m3_to_fp16_scales64_sm89"
+    assert [kernel["name"] for kernel in made["kernels"]] == [
+        f"{role}_d64_e4m3_to_fp16_scales64_{arch}" for arch in ("sm89", "sm90a") for role in ("forward", "quantize")
+    ]
     assert (made["spec"]["dtype"], made["spec"]["out_dtype"], made["spec"]["scale_block"]) == ("e4m3", "fp16", 64)
 
 
