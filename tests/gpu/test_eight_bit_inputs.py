@@ -69,7 +69,8 @@ def assert_close(found: tuple[Any, Any], want: tuple[Any, Any]) -> None:
     assert (out.double() - want[0]).abs().max() <= 2**-5 * want[0].abs().max() + 0.06
     rows = torch.isfinite(want[1])
     assert torch.equal(torch.isfinite(lse), rows)
-    assert torch.allclose(lse.double()[rows], want[1][rows], rtol=1e-4, atol=2e-3)
+    # Hopper's tensor cores keep about 14 bits of a sum of e4m3 products, and wide heads sum more of them.
+    assert torch.allclose(lse.double()[rows], want[1][rows], rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize(("dim", "dim_v", "out_dtype"), DIMS)
