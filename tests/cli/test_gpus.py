@@ -21,6 +21,7 @@ from flashgen.launch.copies.arrays import to_device, to_host
 from flashgen.launch.copies.captured_copy import CapturedCopy
 from flashgen.launch.driver.cuda import get_driver
 from flashgen.launch.driver.devices import Gpu, find_gpus
+from flashgen.spec import AttentionSpec
 from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout
 from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, OrdinaryLayout, laid_out
 
@@ -36,9 +37,11 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_asked_for_comes_before_what_is_found() -> None:
     gpus = (Gpu(0, "A GPU", 86, 2**34), Gpu(1, "Another", 90, 2**34))
     asked = (get_arch("sm_120"),)
-    assert archs_to_build(asked, gpus) == asked
-    assert archs_to_build((), gpus) == (get_arch("sm_86"),)
-    assert archs_to_build((), ()) == (get_arch("sm_80"), get_arch("sm_90a"))
+    spec, eight_bits = AttentionSpec(64), AttentionSpec(64, dtype="e4m3", direction="forward")
+    assert archs_to_build(asked, gpus, spec) == asked
+    assert archs_to_build((), gpus, spec) == (get_arch("sm_86"),)
+    assert archs_to_build((), (), spec) == (get_arch("sm_80"), get_arch("sm_90a"))
+    assert archs_to_build((), (), eight_bits) == (get_arch("sm_89"), get_arch("sm_90a"))
 
 
 class HostDriver:
