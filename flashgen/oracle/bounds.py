@@ -36,7 +36,7 @@ LSE_TOLERANCE = 1e-5
 FACTOR = 2.0
 ROUNDING_STEPS = 2.0
 FP32_ROUNDING_STEPS = 6.0
-#: Tensor cores cut off sums of 8-bit products behind so much of the largest term.
+#: Tensor cores cut off each 8-bit product behind so much of the largest one that it is added to.
 SUM_EPSILON = 2.0**-13
 
 
@@ -116,7 +116,8 @@ def bounds(
     lse_limit = LSE_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(lse), np.abs(lse), 1.0))
     lse_limit = np.maximum(lse_limit, step32 * reached.lse)
     if spec.element.is_eight_bit:
-        lse_limit = np.maximum(lse_limit, ROUNDING_STEPS * SUM_EPSILON * reached.largest_product)
+        of_sums = SUM_EPSILON * np.sqrt(spec.head_dim)
+        lse_limit = np.maximum(lse_limit, ROUNDING_STEPS * of_sums * reached.largest_product)
     return Bounds(lse=lse_limit, rounded=result, **limits)
 
 

@@ -113,7 +113,7 @@ class _Head:
         dq = abs(self.scale) * ds_error @ np.abs(self.k)
         dk = abs(self.scale) * ds_error.T @ np.abs(self.q)
         dv = ((p_error + eps * p) * self.kept).T @ np.abs(self.do)
-        of_sums = SUM_EPSILON if eight_bits else SINGLE
+        of_sums = SUM_EPSILON * np.sqrt(self.spec.head_dim) if eight_bits else SINGLE
         return o_error, STEPS * (of_sums * largest[:, 0] + 4 * SINGLE), dq, dk, dv
 
 

@@ -123,8 +123,19 @@ def test_a_needle_among_128k_keys_is_found(dim: int, place: float) -> None:
     want = exact(q, k, v)
     weight = rms(want) / rms(v[:, needle])
     assert 0.1 < weight < 0.99
-    assert rms(found - want) < 0.08 * rms(want)
     assert torch.isfinite(lse).all()
+    # Rounding the needle's key and a query like it moves its logit by c |k|^2 / sqrt(dim) times some errors of e4m3.
+    # All queries here are alike, so that these do not average out.
+    assert rms(found - want) < 0.2 * rms(want)
+    # Attention itself adds little to what quantizing Q, K and V does.
+    block = 64 if dim > 128 else 128
+    spec = fg.AttentionSpec(dim, dtype="e4m3", out_dtype="bf16", scale_block=block, direction="forward")
+    *codes, q_scale, k_scale, v_scale = fg.build(spec).quantize(q, k, v)
+    turned = [
+        x.double() * scale.double().repeat_interleave(block, -1)[..., : x.shape[1]].transpose(1, 2)[..., None]
+        for x, scale in zip(codes, (q_scale, k_scale, v_scale), strict=True)
+    ]
+    assert rms(found - exact(*turned)) < 0.03 * rms(want)
 
 
 def test_a_value_that_all_keys_share_comes_out_of_128k_keys() -> None:

@@ -168,6 +168,18 @@ EIGHT_BITS = {
     ),
 }
 
+#: Rows for e4m3 without a score or blocks of scales, and with at most a band mask.
+EIGHT_BITS_THREE_CONSUMERS = {
+    (64, 64): Row(
+        consumers=3,
+        tile_kv=96,
+        stages=4,
+        tile_kv_pair_loads=TileKv(band=96, block_sparse=96),
+        tile_kv_prefetched=TileKv(band=96, block_sparse=96),
+        reason="exponentials of three warpgroups hide each other's latency: 545 beside 490 with two",
+    ),
+}
+
 #: Rows for masks that compare captured integers along the sequence, as document masks do, and for dropout and
 #: sequences with lengths of their own, which take registers.
 TWO_CONSUMERS = {

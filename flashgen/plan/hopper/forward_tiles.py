@@ -8,6 +8,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.plan.hopper.forward_table import (
     EIGHT_BITS,
+    EIGHT_BITS_THREE_CONSUMERS,
     FALLBACK_TILE_KV,
     FEW_MASK_OPS,
     MASK_LOADS,
@@ -64,7 +65,8 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
     if spec.element.is_eight_bit:
-        return EIGHT_BITS[dims]
+        takes_registers = is_block_sparse(spec) or spec.score is not None or spec.has_own_lengths or spec.scale_block
+        return EIGHT_BITS[dims] if takes_registers else EIGHT_BITS_THREE_CONSUMERS.get(dims, EIGHT_BITS[dims])
     if dims in TWO_CONSUMERS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
         return TWO_CONSUMERS[dims]
     return TABLE[dims]

@@ -2,16 +2,22 @@
 //
 // The largest e4m3 number is 448 and the smallest 2^-9, so that the reference maximum of a row cannot stay as
 // far from its maximum as with 16 bits. It is set so that the largest exponential of the row's first block
-// is 2^8. When an exponential of a later block is too large, the reference maximum rises, so that this one
-// becomes 2^8. Exponentials, sums and O are then multiplied by the same factor. Most blocks need none of it.
+// is 2^kLargestPower. When an exponential of a later block is too large, the reference maximum rises, so that
+// this one becomes 2^kLargestPower. Exponentials, sums and O are then multiplied by the same factor. Most
+// blocks need none of it.
+//
+// Of a block that the mask cuts, a row may have few keys. So until a row's first whole block, each block may
+// raise its reference maximum before the exponentials are computed, which costs less.
 #pragma once
 #include "flashgen/primitives_eight_bits.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
 
 namespace flashgen {
 
+// Less than 8: a row then seldom outgrows its first block. More would lose small probabilities.
+constexpr float kLargestPower = 7.0f;
 template <>
-constexpr float kHeadroom<e4m3_t> = -8.0f;
+constexpr float kHeadroom<e4m3_t> = -kLargestPower;
 template <>
 constexpr float kRunningHeadroom<e4m3_t> = -8.0f;
 template <>
@@ -24,6 +30,13 @@ template <i32 columns, bool anchored, class Logits>
 struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
   using Base = RowSoftmax<e4m3_t, columns, anchored, Logits>;
   static constexpr bool may_rescale = true;
+
+  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                  bool is_cut) {
+    const bool rescales = Base::update_max(scores, logits, may_raise || anchored, is_cut);
+    Base::lacks_max |= anchored && is_cut;
+    return rescales;
+  }
 
   // `round` rounds the exponentials, and returns whether one may be too large. Returns whether the output
   // must be multiplied by `scores_scale`, as `rescales` says so far.
@@ -41,7 +54,7 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
   }
 
  private:
-  // Raises the reference maxima of rows with exponentials over 2^8, so that the largest one becomes 2^8.
+  // Raises the reference maxima of rows with exponentials over 2^8.
   FLASHGEN_DEVICE void raise_maximum(Strip<columns>& exponentials, const Logits& logits, bool rescales) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -54,7 +67,8 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
       highest = highest < 0x1p127f ? highest : 0x1p127f;
       const float before = Base::rows.reference_max[h];
       const bool is_new = highest > 0x1p8f;
-      const float reference = is_new ? before + logits.distance(log2_approx(highest) - 8.0f) : before;
+      const float reference =
+          is_new ? before + logits.distance(log2_approx(highest) - kLargestPower) : before;
       const float factor = is_new ? exp2_approx(logits.powers(before - reference)) : 1.0f;
       Base::rows.reference_max[h] = reference;
       Base::rows.sum[h] *= factor;

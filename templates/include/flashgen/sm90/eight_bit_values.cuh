@@ -39,8 +39,7 @@ struct EightBitValues {
       overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
   // Whether exponentials may be too large to be rounded.
   static constexpr bool has_range = true;
-  // A product is added to O while the tensor cores compute the next scores.
-  static constexpr bool adds_later = overlaps;
+  static constexpr bool takes_turns = false;
   static constexpr bool begins_with_zero = true;
 
   template <class Logits>
@@ -87,13 +86,6 @@ struct EightBitValues {
       wgmma_pin(product.sums);
       add_part(product, out, part, factor);
     }
-  }
-  FLASHGEN_DEVICE static void clear(Product& product) { clear_strip(product.sums); }
-  // The two halves of finish(): the issued product is complete, and O += factor * product.
-  FLASHGEN_DEVICE static void end(Product& product) { wgmma_pin(product.sums); }
-  FLASHGEN_DEVICE static void add(Product& product, Out& out, float factor) {
-    wgmma_pin(product.sums);
-    add_part(product, out, 0, factor);
   }
 
   FLASHGEN_DEVICE static bool holds_non_finite(Operand v, u8* base, Thread thread) {

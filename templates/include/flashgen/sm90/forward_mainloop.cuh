@@ -79,8 +79,6 @@ struct ForwardMainloop {
     typename Values::Out out;
     // Of the newest step.
     Factors factors;
-    // Of the step whose P V `product` holds, if that is added to O later.
-    Factors product_factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -122,11 +120,14 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
-    // multiplies while another takes exponentials.
+    // multiplies while another takes exponentials. Where these take most of the time, turns only delay.
 
-    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() { named_barrier_sync(1 + number, 2 * kWarpgroupSize); }
+    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() {
+      if constexpr (Values::takes_turns) named_barrier_sync(1 + number, 2 * kWarpgroupSize);
+    }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+      if constexpr (Values::takes_turns)
+        named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
     }
 
     // ---- The parts of a step
@@ -147,8 +148,6 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    // Adds the product of the step before, while Q K^T of the next one runs.
-    FLASHGEN_DEVICE void add_product() { Values::add(product, out, product_factors.values); }
     FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
@@ -190,7 +189,7 @@ struct ForwardMainloop {
         if (is_cut(step))
           mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), step.first_key(),
                     thread);
-        rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
+        rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful(), is_cut(step));
       }
       softmax.exponentiate(scores, logits);
       DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
@@ -275,7 +274,6 @@ struct ForwardMainloop {
         next = after(step);
       };
       const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
-      if constexpr (Values::adds_later) Values::clear(product);
       if constexpr (Values::has_two_operands) {
         // Two steps in the loop's body: P V of each reads the P whose registers the other one's softmax
         // writes.
@@ -291,7 +289,6 @@ struct ForwardMainloop {
       } else {
         while (continues()) overlap(probabilities, probabilities);
       }
-      if constexpr (Values::adds_later) add_product();
     }
     FLASHGEN_DEVICE void wait_qk(bool is_first) {
       if (is_first) shared.q_ring().wait_full(q_at);
@@ -321,7 +318,6 @@ struct ForwardMainloop {
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
       issue_qk();
-      if constexpr (Values::adds_later) add_product();
       shared.v_ring().wait_full(v_at);
       issue_pv(step, probabilities);
       RowStatistics finished = {};
@@ -339,7 +335,7 @@ struct ForwardMainloop {
         wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
                                   shared.start);
         wgmma_wait<0>();
-        end_pv(step, probabilities, of_step);
+        end_pv(probabilities, of_step);
       } else if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
@@ -348,32 +344,20 @@ struct ForwardMainloop {
         // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
         rescales = round(next_probabilities, rescales);
-        end_pv(step, probabilities, of_step);
+        end_pv(probabilities, of_step);
       } else {
         wgmma_wait<0>();
-        end_pv(step, probabilities, of_step);
+        end_pv(probabilities, of_step);
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       }
       if (step.is_last()) {
         store(finished);
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
-        if constexpr (Values::adds_later) scale_rows(product.sums, softmax.scores_scale);
       }
     }
-    // P V of a step is complete.
-    FLASHGEN_DEVICE void end_pv(const Step& step, const Probabilities& probabilities,
-                                const Factors& of_step) {
-      if constexpr (Values::adds_later) {
-        Values::end(product);
-        product_factors = of_step;
-        if (step.is_last()) {
-          add_product();
-          Values::clear(product);
-        }
-      } else {
-        finish_pv(probabilities, of_step);
-      }
+    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
       release_v();
     }
     // P V of a step, overlapping nothing.

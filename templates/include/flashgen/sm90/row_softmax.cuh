@@ -62,7 +62,8 @@ struct RowSoftmax {
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
   // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
   // `scores_scale`.
-  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise) {
+  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                  bool /*is_cut*/) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
     constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll

@@ -23,8 +23,8 @@ struct SixteenBitValues {
   // Whether P of two steps have registers of their own.
   static constexpr bool has_two_operands = cfg.consumers == 2;
   static constexpr bool has_range = false;
-  // Whether a product is added to O in the step that follows.
-  static constexpr bool adds_later = false;
+  // Whether consumers issue products in turn.
+  static constexpr bool takes_turns = true;
   // Whether the first product of a tile adds to O, which is then 0.
   static constexpr bool begins_with_zero = false;
 
