@@ -21,6 +21,7 @@ enum class Variant {
   kE5m2,
   kToE4m3,
   kToE5m2,
+  kPackE4m3,
 };
 
 template <bool by_instruction, class E>
@@ -43,6 +44,11 @@ FLASHGEN_DEVICE void run(const Params& params) {
     if constexpr (variant == Variant::kE4m3ByBits) convert<false, e4m3_t>(params, i);
     if constexpr (variant == Variant::kE5m2) convert<false, e5m2_t>(params, i);
     if constexpr (variant == Variant::kToE4m3) params.out[i] = quantized<e4m3_t>(float_of(x)).bits;
+    if constexpr (variant == Variant::kPackE4m3) {
+      // A number in each place of a word, beside others.
+      const float a = float_of(x);
+      params.out[i] = pack_four(e4m3_t{}, a, -a, 0.5f * a, a * 2.0f);
+    }
     if constexpr (variant == Variant::kToE5m2) params.out[i] = quantized<e5m2_t>(float_of(x)).bits;
   }
 }

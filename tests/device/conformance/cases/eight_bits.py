@@ -49,4 +49,5 @@ CASES = (
     _case("e5m2", "kE5m2", EVERY_BYTE, halves=4),
     _case("to-e4m3", "kToE4m3", FLOATS),
     _case("to-e5m2", "kToE5m2", FLOATS),
+    _case("pack-e4m3", "kPackE4m3", FLOATS),
 )
