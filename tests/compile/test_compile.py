@@ -100,6 +100,7 @@ GRID = """
   expect_cooperative_launch();
   store_release(counter, atomic_add_release(counter, 1) + load_acquire(counter + 1) + atomic_add(counter, 2u));
   atomic_or(counter, 1u << 31);
+  out[3] += atomic_inc_acq_rel(counter + 4, 7u);
   out[2] += atomic_add(reinterpret_cast<i32*>(out), -1) + atomic_add(out, 1.0f);
 """
 WARPGROUP = """

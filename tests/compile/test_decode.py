@@ -1,7 +1,8 @@
-"""The registers of the decode kernel: two blocks share a multiprocessor, and nothing spills."""
+"""The registers of the decode kernel: two blocks share a multiprocessor, and nothing spills. And its loads."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,14 @@ def test_words_of_an_8_bit_cache_become_16_bits_by_instructions_where_there_are_
     text = disassembled(image)
     # A lane holds 32 words of 16 keys and their values. Without masks no careful product has conversions, too.
     assert text.count("F2FP.F16.E4M3.UNPACK_B") == instructions * 32
+
+
+@pytest.mark.parametrize(
+    ("arch", "dim", "fields"),
+    [("sm_80", 128, {}), ("sm_90a", 64, {}), ("sm_90a", 256, {}), ("sm_90a", 64, {"head_dim_v": 512, "qv": True})],
+)
+def test_a_merge_loads_many_parts_before_it_waits(arch: str, dim: int, fields: dict[str, Any]) -> None:
+    spec = fg.AttentionSpec(dim, direction="forward", cache="paged", **fields)
+    image = default_cache().get_or_compile(render(plan(spec, None, arch).kernel("decode")), compile_source)[0].image
+    # Two columns of O each, and of each part a row's total.
+    assert max(run.count("LDG.E.64") for run in re.split(r"BRA|BAR", disassembled(image))) > 32

@@ -143,6 +143,22 @@ def test_the_last_block_to_arrive_may_read_what_the_others_wrote(run: Any) -> No
     assert text.startswith("race: a load of 4 bytes")
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_counter_that_wraps_shows_its_last_increment_what_the_others_wrote(run: Any, schedule: str) -> None:
+    parts, out, count = np.zeros(8, np.uint32), zero(), zero()
+    body = """if (thread_idx() != 0) return;
+    parts[block_idx_x()] = 1 << block_idx_x();
+    if (ADD != 7) return;
+    for (int i = 0; i < 8; ++i) out[0] += parts[i];"""
+    inc = "atomic_inc_acq_rel(count, 7u)"
+    run(body.replace("ADD", inc), blocks=8, schedule=schedule, race=True, count=count, parts=parts, out=out)
+    assert out[0] == 255
+    assert count[0] == 0
+    add = "atomic_add_release(count, 1u)"
+    text = finding(run, body.replace("ADD", add), blocks=8, race=True, count=zero(), parts=parts, out=zero())
+    assert text.startswith("race: a load of 4 bytes")
+
+
 def test_a_release_within_a_block_orders_its_threads(run: Any) -> None:
     body = """auto* w = reinterpret_cast<u32*>(shared);
     if (thread_idx() == 0) { w[0] = 5; store_release(flag, 1); }

@@ -193,6 +193,21 @@ unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int rele
   return before;
 }
 
+unsigned flashgen_emu_atomic_inc_acq_rel(unsigned* address, unsigned last, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  watch_atomic(address, sizeof *address, true, How::atomic_inc);
+  const unsigned before = *address;
+  *address = before >= last ? 0 : before + 1;
+  made_progress();
+  if (runtime.launch.race) {
+    acquire_at(self(), address);
+    release_at(self(), address, true);
+  }
+  maybe_yield();
+  return before;
+}
+
 float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();

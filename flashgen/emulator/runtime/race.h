@@ -20,6 +20,7 @@ inline const char* name_of(How how) {
                                    "reduce_add",
                                    "stmatrix",
                                    "atomic_add",
+                                   "atomic_inc",
                                    "atomic_or",
                                    "load_acquire",
                                    "store_release",
@@ -32,8 +33,9 @@ inline const char* name_of(How how) {
 }
 
 inline bool is_atomic(How how) {
-  return how == How::reduce_add || how == How::atomic_add || how == How::atomic_or ||
-         how == How::load_acquire || how == How::store_release || how == How::bulk_reduce_add;
+  return how == How::reduce_add || how == How::atomic_add || how == How::atomic_inc ||
+         how == How::atomic_or || how == How::load_acquire || how == How::store_release ||
+         how == How::bulk_reduce_add;
 }
 inline bool is_read(How how) {
   return how == How::load || how == How::ldmatrix || how == How::cp_async_source || how == How::wgmma ||

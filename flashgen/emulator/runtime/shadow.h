@@ -15,6 +15,7 @@ enum class How : u8 {
   reduce_add,
   stmatrix,
   atomic_add,
+  atomic_inc,
   atomic_or,
   load_acquire,
   store_release,

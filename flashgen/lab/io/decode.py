@@ -16,7 +16,7 @@ from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 _ROW_BLOCK = 16
 #: Bytes of a row's reference maximum and sum.
 _TOTAL_BYTES = 8
-#: Lanes of a warp that merge the same row of parts.
+#: Lanes of a warp that merge the same row of parts. Each reads its maxima and sums.
 _LANES_PER_ROW = 4
 
 
@@ -95,7 +95,7 @@ def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
     queries = split.parts * int(kernel.constant("tile_q"))
     rows = split.shared_parts * part_rows(sizes, kernel)
     columns = -(-spec.head_dim_v // _ROW_BLOCK) * _ROW_BLOCK
-    looks = FLOAT_BYTES * _LANES_PER_ROW * int(kernel.constant("warps"))
+    totals = _TOTAL_BYTES * _LANES_PER_ROW * int(kernel.constant("warps"))
     reads = {
         "Q": queries * spec.head_dim * sizes.item,
         "K": keys * spec.head_dim * spec.cache_element.bytes,
@@ -105,7 +105,7 @@ def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kerne
         reads["Qv"] = queries * spec.head_dim_v * sizes.item
     writes = {"O": sizes.o, "LSE": sizes.row_floats}
     if rows:
-        reads |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * (FLOAT_BYTES + _TOTAL_BYTES + looks)}
+        reads |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * totals}
         writes |= {"O partials": rows * columns * FLOAT_BYTES, "sums": rows * _TOTAL_BYTES}
     return KernelIO(kernel.role, reads, writes)
 

@@ -95,6 +95,8 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode, many rows": (DECODE, (9, 0), {"heads": 8, "heads_kv": 2}),
     # Blocks compute several parts.
     "decode, parts": (DECODE, (3, 0), {"heads": 8, "heads_kv": 2, "splits": 3, "multiprocessors": 3}),
+    # More parts than a merge loads at once.
+    "decode, many parts": (replace(DECODE, head_dim=256, head_dim_v=256), (3, 0), {"heads_kv": 1, "splits": 11}),
     "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, scales of pages": (replace(E4M3, page_scales=True), (3, 0), {"heads": 8, "heads_kv": 2}),

@@ -8,7 +8,7 @@
 namespace flashgen {
 
 // The factor taken out of a row's exponentials, and their sum.
-struct RowTotal {
+struct alignas(8) RowTotal {
   float reference_max;
   float sum;
 };
@@ -34,8 +34,11 @@ struct Partials {
   }
   // Two columns of block `n`, from `column` on.
   FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
-    return out + ((static_cast<i64>(slot) * blocks + n) * rows + row) * 8 + column;
+    return out + slot * slot_floats() + n * block_floats() + row * 8 + column;
   }
+  // From each slot to the next, and from each block to the next.
+  FLASHGEN_DEVICE i64 slot_floats() const { return blocks * block_floats(); }
+  FLASHGEN_DEVICE i64 block_floats() const { return i64{8} * rows; }
   FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
     return totals[static_cast<i64>(slot) * rows + row];
   }
@@ -45,37 +48,33 @@ struct alignas(8) FloatPair {
   float values[2];
 };
 
-// The slots of an item's parts, in the order of its keys. With parts of fixed sizes each has a slot of its
-// own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
-// itself.
+// The slots of an item's parts, in the order of its keys.
 struct PartSlots {
-  Team team;
-  bool is_fixed;
   i32 count;
-  // The item's first unit among those of all items, and the block that begins it.
-  i32 first_unit;
-  i32 first_block;
+  i32 first;
+  // Of the second part, and from each part to the next one.
+  i32 second;
+  i32 stride;
 
-  FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return team.member(first_unit + part);
-    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
+  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all. Each has a slot of its
+  // own.
+  FLASHGEN_DEVICE static PartSlots fixed(Team team, i32 first_unit, i32 units) {
+    return {units, team.member(first_unit), team.member(first_unit + 1), team.size};
   }
+  // One part of each block from `first_block` on. A block has two slots: for an item that a block before it
+  // has begun, and for one that it begins itself.
+  FLASHGEN_DEVICE static PartSlots of_blocks(Team team, i32 first_block, i32 blocks) {
+    return {blocks, team.member(2 * first_block + 1), team.member(2 * (first_block + 1)), 2 * team.size};
+  }
+  FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
+// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
 // arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  consumers_sync<cfg>();
-  if (thread.index() == 0) {
-    const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
-    if (is_last) {
-      load_acquire(counter);
-      store_release(counter, 0u);
-    }
-    shared = is_last;
-  }
+  if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
   consumers_sync<cfg>();
   return shared != 0;
 }

@@ -23,54 +23,40 @@ struct RowResults {
     for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys.
+  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
+  // waits for memory once for many parts.
   FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
-    const auto partials = Partials<out_blocks>::of(p);
     const Logits logits = Score::logits(p);
-    // The lanes of a warp take the parts of a row in turns.
-    for (i32 row = thread.warp; row < item.rows; row += cfg.warps) {
-      float most = -kInfinity, total = 0.0f;
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize)
-        most = maximum(most, partials.total(slots(part), row).reference_max);
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) most = maximum(most, shuffle_xor(most, bit));
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize) {
-        const RowTotal own = partials.total(slots(part), row);
-        total += own.sum * weight_of_part(logits, own.reference_max, most);
-      }
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
-      if (thread.lane == 0) totals[row] = {most, total};
-    }
-    consumers_sync<cfg>();
-    // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
-    // wait for all parts.
-    constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
 #pragma unroll 1
     for (i32 row = thread.row(); row < item.rows; row += 8) {
-      const RowTotal total = totals[row];
+      RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
-#pragma unroll parts_at_once
-      for (i32 part = 0; part < slots.count; ++part) {
-        const i32 slot = slots(part);
-        const float weight =
-            weight_of_part(logits, partials.total(slot, row).reference_max, total.reference_max);
+#pragma unroll 1
+      for (i32 first = 0; first < slots.count; first += LoadedParts::count) {
+        const LoadedParts parts = load_parts(slots, first, row);
+        float most = total.reference_max;
 #pragma unroll
-        for (i32 i = 0; i < own_blocks; ++i) {
-          const i32 n = thread.warp + i * cfg.warps;
-          if (n >= out_blocks) break;
-          const FloatPair pair =
-              *reinterpret_cast<const FloatPair*>(partials.pair(slot, n, row, thread.column()));
+        for (const RowTotal& part : parts.totals) most = maximum(most, part.reference_max);
+        const float kept = weight_of_part(logits, total.reference_max, most);
+        total = {most, total.sum * kept};
 #pragma unroll
-          for (i32 c = 0; c < 2; ++c)
-            sums[i].values[c] = fused_multiply_add(weight, pair.values[c], sums[i].values[c]);
+        for (FloatPair& sum : sums) sum = {{sum.values[0] * kept, sum.values[1] * kept}};
+#pragma unroll
+        for (i32 i = 0; i < LoadedParts::count; ++i) {
+          const float weight = weight_of_part(logits, parts.totals[i].reference_max, most);
+          total.sum += parts.totals[i].sum * weight;
+#pragma unroll
+          for (i32 b = 0; b < own_blocks; ++b) {
+#pragma unroll
+            for (i32 c = 0; c < 2; ++c)
+              sums[b].values[c] = fused_multiply_add(weight, parts.pairs[i][b].values[c], sums[b].values[c]);
+          }
         }
       }
       const Finished finished = with_sink(row, total);
 #pragma unroll
-      for (i32 i = 0; i < own_blocks; ++i) {
-        const i32 n = thread.warp + i * cfg.warps;
-        if (n < out_blocks) store_result(row, n, sums[i], finished);
+      for (i32 b = 0; b < own_blocks; ++b) {
+        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
       }
     }
   }
@@ -105,6 +91,48 @@ struct RowResults {
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
     }
+  }
+
+ private:
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
+  FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
+  FLASHGEN_DEVICE bool has_block(i32 b) const {
+    return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
+  }
+
+  // A lane's row and columns of several parts. Those beyond the last part are empty.
+  struct LoadedParts {
+    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
+    RowTotal totals[count];
+    FloatPair pairs[count][own_blocks];
+  };
+
+  // Starts all loads before the first of them has arrived. So no branch may come between them.
+  FLASHGEN_DEVICE LoadedParts load_parts(const PartSlots& slots, i32 first, i32 row) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    LoadedParts parts;
+    const i32 slot = slots(first);
+    const RowTotal* total = &partials.total(slot, row);
+    const float* pair = partials.pair(slot, thread.warp, row, thread.column());
+    const i64 between_blocks = partials.block_floats() * cfg.warps;
+#pragma unroll
+    for (i32 i = 0; i < LoadedParts::count; ++i) {
+      const bool exists = first + i < slots.count;
+      parts.totals[i] = exists ? *total : RowTotal{-kInfinity, 0.0f};
+#pragma unroll
+      for (i32 b = 0; b < own_blocks; ++b) {
+        parts.pairs[i][b] = exists && has_block(b)
+                                ? *reinterpret_cast<const FloatPair*>(pair + b * between_blocks)
+                                : FloatPair{};
+      }
+      // Only the second part may lie at another distance.
+      const i64 slots_on = i == 0 ? slots(first + 1) - slot : slots.stride;
+      total += slots_on * partials.rows;
+      pair += slots_on * partials.slot_floats();
+    }
+    return parts;
   }
 };
 

@@ -5,20 +5,23 @@
 
 namespace flashgen {
 
-// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
-// after that loop.
+// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
+// is found after that loop.
 struct ItemParts {
   PartSlots slots;
+  Team team;
+  i32 first_block;
   // How many blocks share the item.
   i32 blocks;
 
   template <class Params>
   FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
+    const Team team = Team::of(p);
     const i32 first_block = shares.owner(assigned.first_unit);
     const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
-            blocks};
+    return {p.part_tiles != 0 ? PartSlots::fixed(team, assigned.first_unit, assigned.units)
+                              : PartSlots::of_blocks(team, first_block, blocks),
+            team, first_block, blocks};
   }
 };
 
@@ -46,20 +49,19 @@ FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, 
   for_each_part(p, assigned, [&](i32 unit, Range tiles) {
     attend(tiles);
     parts = ItemParts::of(p, assigned, shares);
-    const PartSlots& slots = parts.slots;
-    if (slots.count == 1) {
+    if (parts.slots.count == 1) {
       results.store_whole();
     } else {
-      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
+      results.store_part(parts.slots(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
-    // all threads have stored.
+    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
+    // all its threads have stored theirs.
     consumers_sync<cfg>();
   });
-  const auto& [slots, blocks] = parts;
-  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
-                                                           static_cast<u32>(blocks), is_last, thread)))
-    results.merge(slots);
+  if (parts.slots.count == 1) return;
+  u32* const counter = p.counter + parts.team.member(parts.first_block);
+  if (parts.blocks == 1 || arrives_last<cfg>(counter, static_cast<u32>(parts.blocks), is_last, thread))
+    results.merge(parts.slots);
 }
 
 }  // namespace flashgen

@@ -115,6 +115,7 @@ void flashgen_emu_cluster_load(unsigned* values, unsigned address, int count, Fl
 void flashgen_emu_cluster_store(unsigned address, const unsigned* values, int count, FlashgenEmuSite);
 
 unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int release, FlashgenEmuSite);
+unsigned flashgen_emu_atomic_inc_acq_rel(unsigned* address, unsigned last, FlashgenEmuSite);
 float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite);
 void flashgen_emu_atomic_or(unsigned* address, unsigned bits, FlashgenEmuSite);
 void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSite);

@@ -21,6 +21,9 @@ FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits, FLASHGEN_EMU_SITE) {
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value, FLASHGEN_EMU_SITE) {
   return flashgen_emu_atomic_add_u32(address, value, true, site);
 }
+FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last, FLASHGEN_EMU_SITE) {
+  return flashgen_emu_atomic_inc_acq_rel(address, last, site);
+}
 FLASHGEN_DEVICE void store_release(u32* address, u32 value, FLASHGEN_EMU_SITE) {
   flashgen_emu_store_release(address, value, site);
 }

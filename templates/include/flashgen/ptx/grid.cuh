@@ -35,6 +35,16 @@ FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
                : "memory");
   return before;
 }
+// Adds 1, or sets 0 after `last`. This thread sees what those saw that incremented before it, and those after
+// it see what this thread saw and wrote.
+FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(last)
+               : "memory");
+  return before;
+}
 FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
