@@ -286,6 +286,8 @@ struct DecodeSm90Mainloop {
       // The producers fill a slot, and the warps of one warpgroup empty it.
       self.ring().init(cfg.producers, kWarpgroupWarps);
       fence_mbarrier_init();
+      prefetch_tensormap(&p.k_map);
+      prefetch_tensormap(&p.v_map);
     }
     // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
     griddep_wait();
