@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.explanation.drawing import labelled
 from flashgen.explanation.kinds import EMPTY
+from flashgen.plan.decode.shares import min_units
 
 if TYPE_CHECKING:
     from flashgen.plan.model.plans import KernelPlan
-
-#: Rows of one product by tensor cores.
-_ROW_BLOCK = 16
 
 
 def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: int, tile_kv: int) -> dict[str, int]:
@@ -23,9 +21,14 @@ def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: in
     visited = (kinds != EMPTY).any(axis=0)
     tiles = int(visited.sum())
     keys = sum(min(tile_kv, len_kv - i * tile_kv) for i in visited.nonzero()[0].tolist())
-    least = int(kernel.constant("least_tiles")) * -(-min(len_q, int(kernel.constant("tile_q"))) // _ROW_BLOCK)
     size = (spec.head_dim + spec.head_dim_v) * spec.cache_element.bytes
-    return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": max(1, tiles // max(1, least))}
+    return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": _most_blocks(kernel, tiles, len_q)}
+
+
+def _most_blocks(kernel: KernelPlan, tiles: int, rows: int) -> int:
+    """The most blocks that share these tiles of one head of one sequence, on a GPU with enough multiprocessors."""
+    units = tiles + int(kernel.constant("item_tiles"))
+    return max(1, min(units // min_units(kernel, tiles, rows), tiles, kernel.counters))
 
 
 def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
@@ -36,5 +39,5 @@ def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
     yield labelled("reads", size)
     yield labelled("", "each key once for a tile of rows: new tokens times the query heads that share it")
     blocks = numbers["most_blocks"]
-    one = "one block takes them all" if blocks == 1 else f"up to {blocks} blocks share them, and the last one merges"
+    one = "one block takes them all" if blocks == 1 else f"up to {blocks} blocks share them if so many run at once, and the last one merges"
     yield labelled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")

@@ -21,7 +21,7 @@ def test_a_paged_cache_and_a_token_are_what_is_left_out(flashgen: Any) -> None:
     for line in (
         "kernel  Flash-Decoding for sm_80",
         "reads   at most 1048576 bytes of keys and values of a sequence, for each key/value head",
-        "split   64 tiles of keys: up to 16 blocks share them, and the last one merges",
+        "split   64 tiles of keys: up to 33 blocks share them if so many run at once, and the last one merges",
     ):
         assert line in result.out.splitlines()
     found = json.loads(flashgen("explain", *WORDS, "--len-q", "20", "--len-kv", "100", "--window", "9,0", "--json").out)

@@ -9,7 +9,7 @@ import pytest
 from flashgen.arch import ARCHS, get_arch
 from flashgen.errors import ArgumentError, PlanError
 from flashgen.plan import plan
-from flashgen.plan.decode.shares import check_units, part_slots, part_tiles, prefers_decode, slot_rows
+from flashgen.plan.decode.shares import check_units, min_units, part_slots, part_tiles, prefers_decode, slot_rows
 from flashgen.plan.decode.tiles import tiles_of
 from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.spec import AttentionSpec, Schedule, causal
@@ -148,3 +148,39 @@ def test_each_part_has_a_slot() -> None:
     many = Problem(5, 32, 8, 20, 10000)
     assert slot_rows(kernel, many) == 64
     assert part_slots(kernel, many, 40, blocks=264) == 2 * 5 * 8 * 4
+
+
+def parts_of(kernel: KernelPlan, tiles: int, rows: int) -> int:
+    return max(1, round(tiles / min_units(kernel, tiles, rows)))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 64])
+@pytest.mark.parametrize("fields", [{}, {"cache_dtype": "e4m3"}, {"dim": 64, "dim_v": 512, "qv": True}], ids=str)
+def test_an_item_is_cut_into_the_parts_that_take_least_time(fields: dict[str, Any], rows: int) -> None:
+    kernel = decode(**fields)
+    merged, fixed = (int(kernel.constant(name)) for name in ("merged_parts", "item_tiles"))
+
+    def time(tiles: int, parts: int) -> float:
+        # In tiles: those of a block, and the merge of all parts.
+        return tiles / parts + (parts * -(-rows // 8) / merged + fixed if parts > 1 else 0)
+
+    for tiles in (1, 2, 3, 5, 8, 13, 21, 50, 128, 300, 1000, 5000):
+        best = min(time(tiles, parts) for parts in range(1, tiles + 1))
+        assert time(tiles, parts_of(kernel, tiles, rows)) <= 1.25 * best, tiles
+
+
+@pytest.mark.parametrize(
+    ("fields", "keys", "rows", "parts"),
+    [
+        # Where a part is small beside a tile, more blocks than a GPU has may share a long sequence.
+        ({}, 8192, 4, 32),
+        ({}, 131072, 4, 158),
+        # A short one stays whole.
+        ({}, 256, 4, 1),
+        # A part of 64 rows and 512 columns takes .4 of the time of a tile.
+        ({"dim": 64, "dim_v": 512, "qv": True}, 32768, 64, 34),
+    ],
+)
+def test_parts_of_one_sequence(fields: dict[str, Any], keys: int, rows: int, parts: int) -> None:
+    kernel = decode(**fields)
+    assert parts_of(kernel, keys // kernel.grid_tile, rows) == parts

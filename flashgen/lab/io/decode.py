@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import KernelIO
 from flashgen.lab.io.visits import Side, walk
-from flashgen.plan.decode.shares import TEAM, prefers_decode, row_tiles, team_size
+from flashgen.plan.decode.shares import min_units, prefers_decode, row_tiles, team_size
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 #: Rows of one product by tensor cores.
@@ -27,7 +26,7 @@ class Split:
     #: Tiles of rows of all key/value heads and sequences, and tiles of keys of each.
     items: int
     tiles: int
-    #: Blocks that get any, and the most tiles of keys that one gets.
+    #: Blocks that share the work, and the most tiles of keys that one gets. Few tiles leave some blocks without any.
     blocks: int
     most_tiles: int
     #: What blocks compute one after another: of each item at least one part.
@@ -56,20 +55,17 @@ def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
 
 def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
     """The shares of a call's blocks, as the kernel's scheduler computes them from the lengths."""
-    rows, tile_q, tiles = _rows(sizes), int(kernel.constant("tile_q")), max(1, _key_tiles(sizes, kernel))
-    least = int(kernel.constant("least_tiles")) * -(-min(rows, tile_q) // _ROW_BLOCK)
+    tiles = max(1, _key_tiles(sizes, kernel))
     most = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
     # An item counts as some tiles more than it has.
     extra = int(kernel.constant("item_tiles"))
     each = extra + tiles
     team, of_head = team_size(kernel, sizes.problem, most), row_tiles(kernel, sizes.problem)
-    if TEAM in kernel.params.names:
-        least = max(least, math.isqrt(tiles - 1) + 1)
     rounds = [min(team, of_head - first) for first in range(0, of_head, team)]
     # The tiles of rows that teams compute at the same time, over all heads and sequences.
     members = rounds * (sizes.batch * sizes.heads_kv)
     units = len(members) * each
-    teams = max(1, min(units // least, most // team))
+    teams = max(1, min(units // min_units(kernel, tiles, _rows(sizes)), most // team))
 
     def owner(unit: int) -> int:
         return ((unit + 1) * teams - 1) // units

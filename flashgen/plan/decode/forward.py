@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE, scale_params
-from flashgen.plan.decode.shares import item_tiles
+from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
 from flashgen.plan.decode.tiles import holds_queries, padded_dims, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_FORWARD
@@ -17,8 +17,6 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Counters of a launch: one for each block whose last item others share.
 COUNTERS = 1024
-#: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
-_LEAST_TILES = 4
 
 
 def can_decode(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
@@ -32,7 +30,9 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
     """The kernel for calls with a cache and few new queries."""
     tiles = tiles_of(spec, arch)
     assert tiles is not None, "can_decode says whether there are any"
-    tile_bytes = tiles.keys * sum(padded_dims(spec)) * spec.cache_element.bytes
+    dim, dim_v = padded_dims(spec)
+    tile_bytes = tiles.keys * (dim + dim_v) * spec.cache_element.bytes
+    merged = merged_parts(read_time(tile_bytes, tiles.blocks), dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -54,7 +54,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("producer_registers", 0),
             Constant("consumer_registers", 0),
             Constant("holds_queries", holds_queries(spec), "each warp keeps its rows of Q in registers"),
-            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
             Constant("item_tiles", item_tiles(tile_bytes, tiles.blocks), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),

@@ -9,7 +9,7 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles
+from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_FORWARD
 from flashgen.plan.model.plans import Constant, KernelPlan, SmemMap
@@ -24,8 +24,8 @@ _CANDIDATES = ((64, 64, 8), (64, 32, 8), (32, 32, 4), (32, 16, 4))
 #: Registers of a thread for O: more leave too few for scores and addresses.
 _MOST_OUTPUT_REGISTERS = 128
 _MOST_STAGES = 4
-#: A block that gets fewer tiles, for each 16 rows, takes longer to start than to compute them.
-_LEAST_TILES = 2
+#: What a multiprocessor of an H200 computes in a nanosecond, measured.
+_PRODUCT_RATE = 1800
 #: The scheduler's state, and what else threads exchange beside numbers of rows.
 _SCHEDULER_BYTES = 256
 _FLOAT_BYTES = 4
@@ -66,6 +66,9 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
     """The kernel for any number of new queries, which bring a second query for the values."""
     tiles = latent_tiles(spec, arch)
     tile_bytes = tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes
+    products = 2 * tiles.rows * tiles.keys * (spec.head_dim + 2 * spec.head_dim_v)
+    tile_time = max(read_time(tile_bytes), products / _PRODUCT_RATE)
+    merged = merged_parts(tile_time, spec.head_dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -87,7 +90,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             Constant("producer_registers", 0),
             Constant("consumer_registers", 0),
             Constant("holds_queries", False, "Q stays in shared memory"),
-            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
             Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),

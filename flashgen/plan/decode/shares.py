@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from flashgen.errors import ArgumentError
 from flashgen.plan.model.plans import KernelPlan, Problem
 
@@ -17,6 +19,10 @@ _MOST_UNITS = 2**31 - 1
 _PART_KEYS = 4096
 #: Fixed cost of an item (loading Q, storing or merging results), as bytes that reach a multiprocessor meanwhile.
 _ITEM_BYTES = 128 * 1024
+#: Bytes that reach a multiprocessor of an H200 in a nanosecond: keys from device memory, and parts in L2.
+_READ_RATE, _MERGE_RATE = 36, 64
+#: Rows that the lanes of a warp merge at a time, and bytes of a number in a part.
+_MERGED_ROWS, _PART_BYTES = 8, 4
 
 
 def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: bool) -> bool:
@@ -32,6 +38,29 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
 def item_tiles(tile_bytes: int, blocks: int = 1) -> int:
     """The fixed cost of an item, in tiles of keys and values, where so many blocks share a multiprocessor."""
     return -(-_ITEM_BYTES // (tile_bytes * blocks))
+
+
+def read_time(tile_bytes: int, blocks: int = 1) -> float:
+    """Nanoseconds for a tile of keys and values to arrive, where so many blocks share a multiprocessor."""
+    return tile_bytes * blocks / _READ_RATE
+
+
+def merged_parts(tile_time: float, columns: int) -> int:
+    """How many parts of eight rows and so many columns a block merges in the time of a tile, in nanoseconds."""
+    return max(1, round(tile_time * _MERGE_RATE / (_MERGED_ROWS * columns * _PART_BYTES)))
+
+
+def min_units(decode: KernelPlan, tiles: int, rows: int) -> int:
+    """How many units a block gets at least, where an item has so many tiles of keys and rows: as the kernel has it.
+
+    Parts of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
+    where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+    """
+    merged, fixed = (int(decode.constant(name)) for name in ("merged_parts", "item_tiles"))
+    row_groups = -(-min(rows, int(decode.constant("tile_q"))) // _MERGED_ROWS)
+    part = next(n for n in count(1) if n * n * merged >= tiles * row_groups)
+    merge = tiles * row_groups // (part * merged)
+    return part if part + merge + fixed < tiles else max(tiles, 1) + fixed
 
 
 def check_units(decode: KernelPlan, problem: Problem) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles
+from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_SM90
@@ -21,8 +21,6 @@ _WARPS, _PRODUCERS = 8, 4
 #: keys, because a step's latency does not depend on its tile. Larger tiles would leave short sequences too few of them.
 #: Tiles of 128 keys need more producer registers for the loop over boxes.
 _TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
-#: A block that gets fewer tiles takes longer to start and to merge its part than to read it.
-_LEAST_TILES = 4
 #: An even number, so that a stage belongs to one warpgroup.
 _MOST_STAGES = 8
 _RESULT_BYTES = 4
@@ -47,6 +45,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages
     under_way = stages * tile_bytes // 1024
     within_pages = spec.cache == "paged"
+    merged = merged_parts(read_time(tile_bytes), spec.head_dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -68,7 +67,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("producer_registers", producer_registers),
             Constant("consumer_registers", consumer_registers),
             Constant("holds_queries", False),
-            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
             Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),

@@ -83,12 +83,12 @@ def test_more_multiprocessors_make_more_parts() -> None:
     for multiprocessors in (1, 20, 10**6):
         sizes = sizes_of(spec, 1, 4096, 1, 8, 2, None, "sm_80", "forward", multiprocessors)
         splits.append(split_of(sizes, plan(spec, None, "sm_80").kernel("decode")))
-    assert [split.blocks for split in splits] == [3, 33, 33]
-    assert all(split.blocks <= split.parts <= split.blocks + split.items for split in splits)
-    # An item counts as three tiles more than its eight, so that some shares hold more than 16 / 5 tiles.
+    assert [split.blocks for split in splits] == [3, 60, 67]
+    assert [split.parts for split in splits] == [4, 58, 65]
+    # Blocks also share the three tiles that an item counts more than its eight, so that some get two and some none.
     few = sizes_of(spec, 1, 500, 1, 8, 2, None, "sm_80", "forward")
     assert (
-        "shared out to 5 blocks, 5 to each at most"
+        "shared out to 16 blocks, 2 to each at most"
         in split_of(few, plan(spec, None, "sm_80").kernel("decode")).describe()
     )
     alone = sizes_of(spec, 1, 64, 1, 8, 2, None, "sm_80", "forward")
@@ -103,3 +103,15 @@ def test_calls_of_other_kernels_are_modelled_and_not_counted() -> None:
         fg.lab.count_io(spec, 100, 500)
     with pytest.raises(fg.ArgumentError, match="multiprocessors=0 is out of range"):
         fg.lab.io_model(spec, 1, 500, multiprocessors=0)
+
+
+@pytest.mark.parametrize("len_kv", [100, 700, 32768, 2**20])
+@pytest.mark.parametrize("fields", [{}, {"head_dim_v": 512, "qv": True}], ids=["16 bits", "latent"])
+def test_explain_splits_a_sequence_as_the_kernel_does_with_enough_multiprocessors(
+    fields: dict[str, Any], len_kv: int
+) -> None:
+    spec = spec_of("paged", fg.causal(), **fields)
+    kernel = plan(spec, None, "sm_90a").kernel("decode")
+    sizes = sizes_of(spec, 1, len_kv, 1, 1, 1, None, "sm_90a", "forward", 10**6)
+    explained = fg.explain(spec, 1, len_kv, arch="sm_90a", decode=True).as_dict()
+    assert explained["most_blocks"] == split_of(sizes, kernel).blocks

@@ -20,8 +20,8 @@ struct DecodeConfig {
   i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
-  // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
-  i32 least_tiles;
+  // Parts of eight rows that a block merges in the time of a tile of keys.
+  i32 merged_parts;
   // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
@@ -34,6 +34,8 @@ struct DecodeConfig {
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
 constexpr i32 kSliceKeys = 16;
+// Rows that the lanes of a warp merge at a time.
+constexpr i32 kMergedRows = 8;
 
 // Named barriers of the warps that compute, and of all.
 constexpr i32 kConsumerBarrier = 1;

@@ -28,7 +28,7 @@ struct RowResults {
   FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
-    for (i32 row = thread.row(); row < item.rows; row += 8) {
+    for (i32 row = thread.row(); row < item.rows; row += kMergedRows) {
       RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
 #pragma unroll 1

@@ -24,6 +24,18 @@ FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
+// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
+// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
+// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
+  const i32 row_groups = ceil_div(rows, kMergedRows);
+  i32 part = 1;
+  while (part * part * cfg.merged_parts < tiles * row_groups) ++part;
+  const i32 merge = tiles * row_groups / (part * cfg.merged_parts);
+  return part + merge + cfg.item_tiles < tiles ? part : larger(tiles, 1) + cfg.item_tiles;
+}
+
 // The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
 struct SequenceWork {
   CachedSequence cached;
@@ -162,17 +174,11 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // Merging costs more with more rows, so a block needs more tiles.
-    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    if constexpr (requires { p.team; }) {
-      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
-      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
-      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
-      while (least * least < each) ++least;
-    }
+    const i32 rows = p.len_q * p.group, row_tiles = Team::rounds(p, ceil_div(rows, cfg.tile_q));
+    const i32 tiles = all / (p.batch * p.heads_kv * row_tiles) - cfg.item_tiles;
+    const i32 fewest = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
     const Team team = Team::of(p);
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
+    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / fewest, team.count()))};
     const i32 begin = all_shares.begin(team.index());
     const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
