@@ -138,11 +138,11 @@ struct BackwardQueryMainloop {
         shared.k_ring().wait_empty(k_at);
         if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
         if (is_first) load_gradients(tile);
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv, thread);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv);
       }
       k_at.advance();
       v_at.advance();

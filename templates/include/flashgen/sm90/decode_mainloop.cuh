@@ -17,39 +17,11 @@
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/careful_product.cuh"
-#include "flashgen/sm90/query_tile.cuh"
+#include "flashgen/sm90/key_boxes.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
-
-// How the keys of an item are cut into boxes that TMA copies. Where keys lie in pages, a box is a part of
-// one.
-template <i32 tile, bool paged>
-struct KeyBoxes {
-  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
-  i32 shift;
-  Range existing;
-
-  // `keys` are those that may be read.
-  template <class Params>
-  FLASHGEN_DEVICE static KeyBoxes of(const Params& p, Range keys) {
-    if constexpr (paged) {
-      const i32 shift = lowest_bit(static_cast<u32>(page_box_rows<tile>(p.page_size)));
-      return {shift, {keys.begin >> shift, keys.size() > 0 ? (keys.end - 1 >> shift) + 1 : 0}};
-    } else {
-      return {lowest_bit(static_cast<u32>(tile)), keys};
-    }
-  }
-  FLASHGEN_DEVICE i32 count() const { return tile >> shift; }
-};
-
-// The box of a tile that a lane loads: a place in the cache.
-struct LaneBox {
-  i32 first_row;
-  i32 page;
-  i32 place;
-};
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
 struct DecodeSm90Mainloop {
@@ -109,20 +81,10 @@ struct DecodeSm90Mainloop {
     const i32 own_bytes = ((boxes.count() + 1 - half) / 2 << boxes.shift) * (Panels::bytes / cfg.tile_kv);
     const auto visited = visits.visited_by(item);
     Walk<Mask::has_holes> walk(tiles);
-    const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
-      if constexpr (paged) {
-        // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
-        const i32 box = (tile * cfg.tile_kv >> boxes.shift) + index;
-        const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
-        const i32 page = key / p.page_size;
-        const i32 number =
-            boxes.existing.size() > 0 ? p.block_table[item.cached.row * p.table_row + page] : 0;
-        return {index << boxes.shift, number, key - page * p.page_size};
-      } else {
-        return {0, static_cast<i32>(item.cached.row), item.cached.first_key + tile * cfg.tile_kv};
-      }
+    const auto box_of = [&](i32 tile, i32 index) {
+      return boxes.at(p, item.cached, tile * cfg.tile_kv, index);
     };
-    LaneBox next = {};
+    KeyBox next = {};
     const auto find_next = [&]() {
       walk.advance(thread, visited);
       if (!walk.over() && has_box) next = box_of(walk.tile, own);
@@ -131,7 +93,7 @@ struct DecodeSm90Mainloop {
 #pragma unroll 1
     for (; !walk.over(); at.advance()) {
       // Page numbers are read one tile ahead, because each copy would wait for them.
-      const LaneBox box = next;
+      const KeyBox box = next;
       const i32 tile = walk.tile;
       find_next();
       if (thread.lane == 0) {
@@ -139,7 +101,7 @@ struct DecodeSm90Mainloop {
         mbarrier_arrive_expect_tx(ring().full(at), own_bytes);
       }
       warp_sync();
-      const auto load = [&](const LaneBox& some) {
+      const auto load = [&](const KeyBox& some) {
         const auto rows = ring_tiles.slot(at.slot()).from_row(some.first_row);
         rows.load(map, ring().full(at), some.place, item.head_kv, some.page);
       };

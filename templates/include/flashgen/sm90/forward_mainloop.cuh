@@ -417,12 +417,15 @@ struct ForwardMainloop {
       Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      if (thread.warp == 0)
-        ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
+      ForwardProducer<cfg, Params, Tile, Blocks, Shared> producer{p, shared, thread, thread.lane == 0};
+      if (thread.warp == 0) producer.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
       // The warps after the scheduler.
       if constexpr (Values::transposes) {
         if (thread.warp >= 2) Values::run_transposer(shared, thread);
+      }
+      if constexpr (Tile::in_pages) {
+        if (thread.warp == 2) producer.run_values();
       }
     }
   }

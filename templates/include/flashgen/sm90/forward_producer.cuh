@@ -1,4 +1,4 @@
-// The operands of the forward kernel in shared memory, and the producer that loads them.
+// The operands of the forward kernel in shared memory, and the producers that load them.
 #pragma once
 #include "flashgen/ring.cuh"
 #include "flashgen/sm90/key_blocks.cuh"
@@ -72,19 +72,24 @@ struct ForwardShared {
     } else {
       v_ring().init(1, kConsumerWarps);
     }
-    // The producer reads announcements, too.
-    tile_ring().init(1, kConsumerWarps + 1);
+    // Producers read announcements, too.
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
 };
 
-// The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
+// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
 // late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+//
+// A block of keys in pages is many boxes, and a warp issues them one after another. So two warps load them:
+// run() then loads Q and K, and run_values() V.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
+  // Whether run() loads V.
+  static constexpr bool kLoadsValues = !Tile::in_pages;
   using Message = typename Blocks::Message;
 
   const Params& p;
@@ -103,9 +108,9 @@ struct ForwardProducer {
 
   // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
   FLASHGEN_DEVICE void sync_loading_lanes() const {
-    if constexpr (Tile::warp_loads) warp_sync();
+    if constexpr (Tile::in_pages) warp_sync();
   }
-  FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
+  FLASHGEN_DEVICE bool loads() const { return Tile::in_pages || elected; }
   // Loads Q of the tile at q_tile_at, unless there is no such tile.
   FLASHGEN_DEVICE void load_q() {
     shared.tile_ring().wait_full(q_tile_at);
@@ -120,28 +125,32 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
+    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
     if (elected) {
       shared.k_ring().wait_empty(k_at);
       if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
       mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
     }
     sync_loading_lanes();
-    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     k_at.advance();
   }
-  // V of a step is loaded after K of the next one, because consumers need it later.
-  FLASHGEN_DEVICE void load_pending_v() {
-    if (pending_block < 0) return;
-    const Tile tile = shared.tile(pending_tile_at);
+  FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
+    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
     if (elected) {
       shared.loaded_v_ring().wait_empty(v_at);
       mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
     }
     sync_loading_lanes();
     if (loads())
-      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), pending_block * cfg.tile_kv,
-                  thread);
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
     v_at.advance();
+  }
+  // V of a step is loaded after K of the next one, because consumers need it later.
+  FLASHGEN_DEVICE void load_pending_v() {
+    if (pending_block < 0) return;
+    const Tile tile = shared.tile(pending_tile_at);
+    load_v(tile, pending_block);
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
@@ -184,11 +193,30 @@ struct ForwardProducer {
         load_pending_v();
         if (q_tile_at.count == tile_at.count) load_q();
         if (cfg.q_stages > 1 && left < kBlocksAfterRequest && q_tile_at.count == tile_at.count + 1) load_q();
-        pending_block = block;
-        pending_tile_at = tile_at;
+        if constexpr (kLoadsValues) {
+          pending_block = block;
+          pending_tile_at = tile_at;
+        }
       });
+      if constexpr (!kLoadsValues) shared.tile_ring().release(tile_at, thread);
     }
     if constexpr (Shared::transposes) end_values();
+  }
+
+  FLASHGEN_DEVICE void run_values() {
+    for (;; tile_at.advance()) {
+      shared.tile_ring().wait_full(tile_at);
+      const Tile tile = shared.tile(tile_at);
+      if (tile.kind >= TileKind::normal) {
+        Blocks::for_each(p, tile, thread, [&](i32 block, i32, const Message&) {
+          // Keeps the lanes together, as in run().
+          warp_sync();
+          load_v(tile, block);
+        });
+      }
+      shared.tile_ring().release(tile_at, thread);
+      if (tile.kind == TileKind::end) return;
+    }
   }
 };
 

@@ -47,11 +47,11 @@ struct PackedGradientTile : PackedTile {
     PackedWindow::of(rows.first_q, rows.len_q, p.len_q).load(dout, p.dout_map, barrier, first_q, head);
   }
   template <class KTile, class Params>
-  FLASHGEN_DEVICE void load_k(KTile k, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(KTile k, const Params& p, u32 barrier, i32 first_key) const {
     PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv).load(k, p.k_map, barrier, first_key, head_kv);
   }
   template <class VTile, class Params>
-  FLASHGEN_DEVICE void load_v(VTile v, const Params& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(VTile v, const Params& p, u32 barrier, i32 first_key) const {
     PackedWindow::of(rows.first_key, rows.len_kv, p.len_kv).load(v, p.v_map, barrier, first_key, head_kv);
   }
   template <i32 rows_of_part, class Params>

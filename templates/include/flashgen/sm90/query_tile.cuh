@@ -1,19 +1,22 @@
 // A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
 // lie. The Tile policy of the mainloop.
 #pragma once
-#include "flashgen/cache.cuh"
 #include "flashgen/panel.cuh"
 #include "flashgen/sequence.cuh"
+#include "flashgen/sm90/key_boxes.cuh"
 #include "flashgen/stream.cuh"
 
 namespace flashgen {
 
-// The rows of a TMA box in a paged cache: the largest power of two that divides both the page size and the
-// tile. So no box crosses a page boundary.
-template <i32 tile_rows>
-FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
-  return smaller(page_size & -page_size, tile_rows & -tile_rows);
-}
+// What a lane knows of the pages of a tile of keys: nothing where there are none.
+struct NoPages {};
+template <i32 tile_kv>
+struct LanePages {
+  KeyBoxes<tile_kv, true> boxes;
+  // The lane, and the box that it loads first.
+  i32 lane;
+  KeyBox first;
+};
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
@@ -33,8 +36,12 @@ struct alignas(16) DenseTile {
 
   // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
-  // Whether all lanes of the producer load keys and values, not only one.
-  static constexpr bool warp_loads = false;
+  // Whether keys and values lie in pages. All lanes of a producer then load boxes of them.
+  static constexpr bool in_pages = false;
+  template <i32 tile_kv>
+  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
+    return {};
+  }
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
@@ -52,10 +59,10 @@ struct alignas(16) DenseTile {
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
@@ -98,15 +105,19 @@ struct alignas(16) OwnLengthsTile {
 
 // Packed sequences: tensors of (total length, heads, head_dim).
 struct PackedTile : OwnLengthsTile<PackedSequence> {
-  static constexpr bool warp_loads = false;
+  static constexpr bool in_pages = false;
+  template <i32 tile_kv>
+  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
+    return {};
+  }
 
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, rows.first_q + first_q, head, 0);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     k.load(p.k_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     v.load(p.v_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
@@ -124,8 +135,7 @@ struct PackedTile : OwnLengthsTile<PackedSequence> {
 // with a table of each sequence's pages. Queries are a batch or packed.
 template <bool paged>
 struct CachedTile : OwnLengthsTile<CachedSequence> {
-  // A block of keys may lie in several pages, which the lanes of a warp load.
-  static constexpr bool warp_loads = paged;
+  static constexpr bool in_pages = paged;
 
   FLASHGEN_DEVICE i32 batch_of_queries(const auto& p) const {
     return p.cu_seqlens_q == nullptr ? sequence : 0;
@@ -133,11 +143,21 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, rows.first_q + first_q, head, batch_of_queries(p));
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread thread) const {
-    load_rows(k, p, p.k_map, barrier, first_key, thread);
+  // Looks pages up, which takes long. So a producer calls this before a slot is empty.
+  template <i32 tile_kv>
+  FLASHGEN_DEVICE auto find_pages(const auto& p, i32 first_key, Thread thread) const {
+    if constexpr (paged) {
+      const auto boxes = KeyBoxes<tile_kv, true>::of(p, {0, rows.len_kv});
+      return LanePages<tile_kv>{boxes, thread.lane, boxes.at(p, rows, first_key, thread.lane)};
+    } else {
+      return NoPages{};
+    }
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread thread) const {
-    load_rows(v, p, p.v_map, barrier, first_key, thread);
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, const auto& pages) const {
+    load_rows(k, p, p.k_map, barrier, first_key, pages);
+  }
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, const auto& pages) const {
+    load_rows(v, p, p.v_map, barrier, first_key, pages);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
     o.store(p.o_map, rows.first_q + q, head, batch_of_queries(p));
@@ -151,22 +171,21 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   }
 
  private:
-  template <class Panels>
-  FLASHGEN_DEVICE void load_rows(Panels panels, const auto& p, const TensorMap& map, u32 barrier,
-                                 i32 first_key, Thread thread) const {
-    if constexpr (!paged) {
-      panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));
-    } else {
-      // The rows of a box lie in one page. Beyond the last key there may be no page, so the last box is
-      // loaded again in its place.
-      const i32 box = page_box_rows<Panels::rows>(p.page_size);
-      const i32 last_box = larger(rows.len_kv - 1, 0) / box * box;
-      const i32* const pages = p.block_table + rows.row * p.table_row;
-      for (i32 row = thread.lane * box; row < Panels::rows; row += kWarpSize * box) {
-        const i32 key = smaller(first_key + row, last_box), page = key / p.page_size;
-        panels.from_row(row).load(map, barrier, key - page * p.page_size, head_kv,
-                                  rows.len_kv > 0 ? pages[page] : 0);
-      }
+  FLASHGEN_DEVICE void load_rows(auto panels, const auto&, const TensorMap& map, u32 barrier, i32 first_key,
+                                 NoPages) const {
+    panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));
+  }
+  template <i32 tile_kv>
+  FLASHGEN_DEVICE void load_rows(auto panels, const auto& p, const TensorMap& map, u32 barrier, i32 first_key,
+                                 const LanePages<tile_kv>& pages) const {
+    const auto& boxes = pages.boxes;
+    KeyBox box = pages.first;
+    // There may be more boxes than lanes.
+#pragma unroll 1
+    for (i32 i = pages.lane; i < boxes.count();) {
+      panels.from_row(box.first_row).load(map, barrier, box.place, head_kv, box.page);
+      i += kWarpSize;
+      if (i < boxes.count()) box = boxes.at(p, rows, first_key, i);
     }
   }
 };
