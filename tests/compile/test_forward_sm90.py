@@ -53,6 +53,10 @@ CASES = {
 FORWARD_CASES = {
     "packed": fg.AttentionSpec(64, mask=fg.causal(), varlen=True),
     "dropout": fg.AttentionSpec(64, mask=fg.causal(), dropout=True),
+    "pages": fg.AttentionSpec(64, mask=fg.causal(), direction="forward", cache="paged"),
+    "pages, chunks": fg.AttentionSpec(
+        64, mask=fg.causal() & fg.chunked(100), direction="forward", cache="paged", score=fg.softcap(30.0)
+    ),
     "packed, dropout, documents": fg.AttentionSpec(
         64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32)), varlen=True, dropout=True
     ),
@@ -91,6 +95,7 @@ SAMPLE: list[Build] = [
     ((128, 128), "softcap", "bf16"),
     ((80, 80), "packed", "bf16"),
     ((128, 128), "dropout", "bf16"),
+    ((128, 128), "pages", "bf16"),
     ((192, 192), "bias, documents", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
@@ -107,7 +112,7 @@ def each(builds: list[Build]) -> pytest.MarkDecorator:
 def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     case = (CASES | FORWARD_CASES | ASKED_CASES)[name]
     spec = replace(case, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, direction="forward")
-    return plan(spec, None, "sm_90a").kernel("forward")
+    return plan(spec, None, "sm_90a").kernel("prefill" if spec.cache else "forward")
 
 
 @each(BUILT)
@@ -208,8 +213,8 @@ def test_features_that_a_spec_does_not_have_leave_nothing_behind(dims: tuple[int
     kernel = forward(dims, name, dtype)
     lines = machine_code(kernel)
     assert any(PHILOX.search(line) for line in lines) == kernel.spec.dropout
-    # TMA reads Q, K and V. Only lengths of packed sequences, the dropout state and captured tensors are loaded.
-    loads = kernel.spec.varlen or kernel.spec.dropout or bool(kernel.spec.tensors)
+    # TMA reads Q, K and V. Only the lengths and pages of sequences, the dropout state and captured tensors are loaded.
+    loads = kernel.own_lengths != "" or kernel.spec.dropout or bool(kernel.spec.tensors)
     assert any(re.match(r"LDG\b", line) for line in lines) == loads
 
 
@@ -244,6 +249,19 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
             assert not before >> first & ((1 << count) - 1), line
 
 
+@each([build for build in BUILT if build[1].startswith("pages")])
+def test_pages_are_looked_up_before_the_wait_for_an_empty_slot(dims: tuple[int, int], name: str, dtype: str) -> None:
+    # A lookup after the wait would delay the copies of every block of keys.
+    lines = machine_code(forward(dims, name, dtype))
+    copies = [i for i, line in enumerate(lines) if line.startswith("UTMALDG")]
+    assert copies
+    for copy in copies:
+        last = {
+            line.split(".")[0]: i for i, line in enumerate(lines[:copy]) if line.startswith(("LDG", "SYNCS.PHASECHK"))
+        }
+        assert last["LDG"] < last["SYNCS"]
+
+
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
@@ -255,7 +273,7 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == {*HEAD_DIMS, *ODD_DIMS}
     plans = [forward(*build) for build in BUILDS]
     assert {"block_sparse" in plan.switches for plan in plans} == {False, True}
-    assert {plan.own_lengths for plan in plans} >= {"", "packed"}
+    assert {plan.own_lengths for plan in plans} >= {"", "packed", "cached"}
     assert {plan.applies_dropout for plan in plans} == {plan.evaluates_sink for plan in plans} == {False, True}
     forms = [plan.score for plan in plans if plan.score is not None]
     assert {form.in_products for form in forms} == {False, True}
