@@ -39,5 +39,7 @@ def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
     yield labelled("reads", size)
     yield labelled("", "each key once for a tile of rows: new tokens times the query heads that share it")
     blocks = numbers["most_blocks"]
-    one = "one block takes them all" if blocks == 1 else f"up to {blocks} blocks share them if so many run at once, and the last one merges"
+    one = "one block takes them all"
+    if blocks > 1:
+        one = f"up to {blocks} blocks share them if so many run at once, and the last one merges"
     yield labelled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")

@@ -104,8 +104,8 @@ def _row_by_registers(spec: AttentionSpec) -> Row:
     row = _row_by_mask(spec)
     narrow = row.consumers == 3
     if is_block_sparse(spec):
-        # The producer evaluates the mask for each tile of keys, which takes registers.
-        registers = (56, 152) if narrow else (56, 224)
+        # Producers evaluate the mask for each tile of keys, which takes registers. So do the pages they look up.
+        registers = (56, 152) if narrow else (88, 208) if spec.cache == "paged" else (56, 224)
         tile_kv = row.tile_kv
         asked = mask_ops_per_pair(spec)
         if asked and dims in MASK_OPS_TILE_KV:

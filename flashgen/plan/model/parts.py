@@ -118,7 +118,7 @@ class Box:
     l2_promotion: Literal[0, 256] = 256
 
     def rows_within(self, page_size: int) -> int:
-        """The rows of a box where pages have so many; page_box_rows in query_tile.cuh computes the same."""
+        """The rows of a box where pages have so many; page_box_rows in key_boxes.cuh computes the same."""
         return min(page_size & -page_size, self.rows & -self.rows) if self.within_pages else self.rows
 
     @property

@@ -87,6 +87,8 @@ class Case:
     splits: int = 0
     #: Multiprocessors of a decode kernel: enough for several blocks, or teams of them, to share the keys of a sequence.
     multiprocessors: int = 18
+    #: Keys of a page, where a kernel attends to pages.
+    page_size: int = 7
 
     @property
     def lengths(self) -> Any:

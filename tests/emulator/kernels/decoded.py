@@ -17,7 +17,6 @@ Array = np.ndarray[Any, Any]
 Edits = Mapping[Role, Callable[[str], str]]
 #: Blocks share the first sequence's keys, and the second has none.
 SEQLENS, LEFTPAD = (700, 0, 90, 330), (9, 0, 20, 0)
-PAGE_SIZE = 7
 #: Maxima of different parts of the keys then differ by much.
 QUERIES = 4.0
 TOLERANCE = 1e-2
@@ -46,7 +45,7 @@ def appended_wrongly(kernel: Any, case: Any, x: dict[str, Array], cache: KVCache
     random, element = np.random.default_rng(1), case.spec.element.numpy()
     # A sequence without keys counts as full, so that its new key is left out.
     places = replace(
-        cache, seqlens=np.where(cache.seqlens > 0, cache.seqlens - 1, max(SEQLENS) + PAGE_SIZE).astype(np.int32)
+        cache, seqlens=np.where(cache.seqlens > 0, cache.seqlens - 1, max(SEQLENS) + case.page_size).astype(np.int32)
     )
     shape = (len(SEQLENS), 1, case.heads_kv, case.spec.head_dim)
     new = [random.standard_normal(shape) * np.exp2(random.uniform(-9, 9, shape)) for _ in "kv"]
@@ -67,22 +66,23 @@ def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
     random, dtype, batch = np.random.default_rng(seed), case.spec.element.numpy(), len(SEQLENS)
     # With left pads in pages another kernel runs in place of Hopper's.
     pads = (0,) * batch if case.arch == "sm_90a" else LEFTPAD
-    pages = -(-max(SEQLENS) // PAGE_SIZE)
+    size = case.page_size
+    pages = -(-max(SEQLENS) // size)
     table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
     q = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim))
     x = {"q": (QUERIES * q).astype(dtype)}
     if case.spec.qv:
         x["qv"] = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim_v)).astype(dtype)
     for name, dim in (("k", case.spec.head_dim), ("v", case.spec.head_dim_v)):
-        x[name] = np.full((batch * pages, PAGE_SIZE, case.heads_kv, dim), np.nan, dtype)
+        x[name] = np.full((batch * pages, size, case.heads_kv, dim), np.nan, dtype)
         for b, length in enumerate(SEQLENS):
             place = np.arange(pads[b], length)
             values = random.standard_normal((len(place), case.heads_kv, dim)).astype(dtype)
             if name == "v" and case.infinite_value_from_end and len(values):
                 values[-case.infinite_value_from_end, :, 3] = np.nan
-            x[name][table[b, place // PAGE_SIZE], place % PAGE_SIZE] = values
+            x[name][table[b, place // size], place % size] = values
     for b, length in enumerate(SEQLENS):
-        table[b, -(-length // PAGE_SIZE) :] = 2**31 - 1
+        table[b, -(-length // size) :] = 2**31 - 1
     leftpad = np.array(pads, np.int32) if any(pads) else None
     cache = KVCache(np.array(SEQLENS, np.int32), None, leftpad, table, num_splits=case.splits)
     if case.spec.cache_dtype is None:

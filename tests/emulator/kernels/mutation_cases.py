@@ -120,6 +120,8 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (3, 0),
         {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1, "arch": "sm_90a"},
     ),
+    # Each page has three boxes, and one block computes more tiles than are announced at once.
+    "prefill on Hopper": (DECODE, (200, 0), {"page_size": 24, "multiprocessors": 1, "arch": "sm_90a"}),
     # Five tiles of rows: two rounds of teams of three blocks, one of which has no rows at the end.
     "latent": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1}),
     "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3, "multiprocessors": 6}),

@@ -33,7 +33,7 @@ KERNELS = (
     ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("repair for Hopper", "repair for Hopper, wide heads"),
-    *("append", "combine", "decode", "decode for Hopper", "quantize"),
+    *("append", "combine", "prefill for Hopper", "decode", "decode for Hopper", "quantize"),
     *(
         "forward, naive",
         "forward, fa1",

@@ -63,6 +63,7 @@ SAMPLED = {
     "packed": 4,
     "cached": 4,
     "decode": 4,
+    "prefill": 4,
     "latent": 4,
     "ring": 5,
     "grouped": 4,
