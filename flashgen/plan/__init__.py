@@ -20,6 +20,7 @@ from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.decode import can_decode_by_tma, plan_decode_sm90
 from flashgen.plan.hopper.forward import can_prefill, chosen_schedule_sm90, is_planned, plan_forward_sm90, plan_prefill
+from flashgen.plan.hopper.latent import plan_latent_sm90, why_not_latent_by_tma
 from flashgen.plan.lineage import LINEAGE, chosen_lineage_schedule, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
@@ -87,7 +88,9 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         kernels, chosen = (plan_decode(spec, row, access),), Schedule()
     elif spec.qv:
         check_latent(spec, asked, row, access)
-        kernels, chosen = (plan_latent(spec, row, access),), Schedule()
+        why_not = why_not_latent_by_tma(spec, asked, row, access)
+        latent = plan_latent(spec, row, access, why_not) if why_not else plan_latent_sm90(spec, row)
+        kernels, chosen = (latent,), Schedule()
     elif asked.algorithm in LINEAGE:
         kernels = plan_lineage(spec, asked, row, access)
         chosen = chosen_lineage_schedule(kernels[-1])

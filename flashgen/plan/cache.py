@@ -156,6 +156,8 @@ def _row_kernel(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> Kernel
         switches=frozenset(),
         expressions=None,
         min_blocks=1,
+        boxes=(),
+        overlaps_predecessor=False,
         grid_over="q",
         grid_heads="q",
         is_persistent=False,

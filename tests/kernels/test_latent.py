@@ -151,10 +151,11 @@ def test_any_cache_gives_what_the_oracle_gives(
     agrees()
 
 
-@pytest.fixture(scope="module")
-def small() -> tuple[fg.AttentionSpec, fg.Kernel]:
+@pytest.fixture(scope="module", params=["sm_80", "sm_90a"])
+def small(request: pytest.FixtureRequest) -> tuple[fg.AttentionSpec, fg.Kernel]:
     spec = latent_spec(32, 128)
-    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    kernel = fg.build(spec, arch=request.param, target="emulator")
+    assert bool(kernel.plan.forward.boxes) == (request.param == "sm_90a")
     # Several teams of blocks share the keys of a sequence.
     kernel.target.multiprocessors = lambda _: 9  # type: ignore[method-assign]
     return spec, kernel
@@ -263,7 +264,8 @@ def test_less_aligned_queries_have_kernels_of_their_own(small: Any, access: int)
     wide[..., access // 2 :] = x["q"]
     expected_o, _ = kernel(x["q"], x["k"], x["v"], qv=x["qv"], cache=cache)
     o, _ = kernel(wide[..., access // 2 :], x["k"], x["v"], qv=x["qv"], cache=cache)
-    assert np.array_equal(o, expected_o)
+    # Hopper's own kernel needs 16 bytes, and rounds P in other places.
+    np.testing.assert_allclose(o.astype(np.float32), expected_o.astype(np.float32), atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.cache import ATTENDING, DECODE, PREFILL
 from flashgen.plan.calls import PHASES, runs_at_once
 from flashgen.plan.decode.shares import check_units, prefers_decode
+from flashgen.plan.fallbacks import access_without_maps
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 from flashgen.plan.splits import prefers_prefill, with_splits
 from flashgen.spec import AttentionSpec
@@ -186,13 +187,16 @@ class Preparer:
         decode = kernels.get(DECODE)
         if (
             decode is not None
-            # Boxes of TMA lie in one page each, which keys behind a left pad need not do.
-            and not (decode.plan.boxes and self._spec.cache == "paged" and _has_leftpad(given))
+            and (not decode.plan.boxes or self._in_boxes(given))
             and prefers_decode(decode.plan, problem, batch_invariant=invariant)
         ):
             return DECODE
         prefills = PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem)
         return PREFILL if prefills else "forward"
+
+    def _in_boxes(self, given: _Given) -> bool:
+        """Whether TMA can copy the keys: a box lies in one page, which those behind a left pad need not do."""
+        return self._spec.cache != "paged" or not _has_leftpad(given)
 
     def _prefers_prefill(self, request: Request, given: _Given, problem: Problem) -> bool:
         k = given.of(request.pass_, "k")
@@ -269,6 +273,8 @@ class Preparer:
         every = [*given.infos, *(output.at(0) for output in outputs)]
         aligned = (alignment((info,), ARGUMENTS[info.dtype].bytes) for info in given.infos[:_STRIDED])
         access = min(widest, *aligned)
+        if not self._in_boxes(given) and not self._variants.plan(widest).has("forward"):
+            access = min(access, access_without_maps(self._variants.plan(widest)))
         device = given.infos[0].device
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
 

@@ -62,8 +62,11 @@ def check_latent(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
         )
 
 
-def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPlan:
-    """The kernel for any number of new queries, which bring a second query for the values."""
+def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int, why_not_hopper: str) -> KernelPlan:
+    """The kernel for any number of new queries, which bring a second query for the values.
+
+    ``why_not_hopper``: why Hopper's kernel does not take the spec, as a clause.
+    """
     tiles = latent_tiles(spec, arch)
     tile_bytes = tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes
     products = 2 * tiles.rows * tiles.keys * (spec.head_dim + 2 * spec.head_dim_v)
@@ -110,6 +113,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
             f"where {tiles.warps} warps split its columns; they exchange S through shared memory",
             f"each key is read once for {tiles.rows} rows, and {tiles.stages} stages hold {tiles.keys} keys each",
             "this kernel alone takes qv, also for long prompts",
+            *((f"not by wgmma and TMA: {why_not_hopper}",) if arch.has_wgmma else ()),
         ),
     )
 

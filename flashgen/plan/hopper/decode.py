@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
@@ -33,7 +31,7 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
     """Whether calls with a cache and few new queries run by this kernel."""
     if spec.cache is None or spec.cache_dtype is not None or schedule != Schedule():
         return False
-    return why_not_hopper(replace(spec, cache=None), schedule, arch, access_bytes) is None
+    return why_not_hopper(spec, schedule, arch, access_bytes, takes_cache=True) is None
 
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:

@@ -27,15 +27,20 @@ TILE_STAGES = 4
 _REGISTERS = 65536
 
 
-def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """Why neither pass can use the kernels for Hopper, as a clause; None if they can."""
+def why_not_hopper(
+    spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int, *, takes_cache: bool = False
+) -> str | None:
+    """Why neither pass can use the kernels for Hopper, as a clause; None if they can.
+
+    ``takes_cache``: the question is about a kernel for a cache.
+    """
     if schedule.algorithm not in (None, "fa3"):
         return f"its schedule says algorithm={schedule.algorithm!r}"
     if not arch.has_wgmma:
         return f"it needs sm_90a, and this is {arch.name}"
     if not (spec.element.is_half or spec.element.is_eight_bit):
         return f"its tensor-core instructions take fp16, bf16 and e4m3, and dtype is {spec.dtype!r}"
-    if spec.cache:
+    if spec.cache and not takes_cache:
         return "it takes no cache of keys and values"
     if spec.head_dim % CHUNK or spec.head_dim_v % CHUNK:
         return "TMA needs rows of a multiple of 16 bytes, so head dims must be multiples of 8"

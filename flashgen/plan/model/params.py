@@ -143,6 +143,15 @@ DECODE_SM90 = _table(
     counts=("counter",),
     maps=("k", "v"),
 )
+LATENT_SM90 = _table(
+    ("q", "qv"),
+    ("o",),
+    row_writes=("lse", "o_partial", "row_partial"),
+    sizes=(*_SIZES, "part_tiles", "slot_rows", "team"),
+    scales=("scale", "scale_log2"),
+    counts=("counter",),
+    maps=("k", "v"),
+)
 
 
 def with_input_scales(table: ParamTable) -> ParamTable:

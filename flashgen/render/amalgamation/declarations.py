@@ -218,7 +218,8 @@ class _Parser:
         if kind in self.macros and self.tokens.texts[end - 1] == ")":
             return Declaration(*lines, self.struct_of_macros(words), words)
         name, stop = self.name(at, end)
-        is_function = stop < end and self.tokens.texts[stop] == "("
+        # What begins with & or * in parentheses is a reference or a pointer to an array.
+        is_function = stop < end and self.tokens.texts[stop] == "(" and self.tokens.texts[stop + 1] not in "&*"
         own = {name, f"{name}("}
         # Constructors, operators and data members stay with their struct.
         is_static = is_function or "static" in self.tokens.words(at, stop)

@@ -41,11 +41,13 @@ struct PanelTile {
     return {address + static_cast<u32>(index * panel_stride)};
   }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
   // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {

@@ -49,7 +49,7 @@ struct LatentMainloop {
   using Output = Accumulator<row_blocks, own_columns / 8>;
   using Logits = typename Score::Logits;
   using Softmax = LatentSoftmax<cfg, Logits>;
-  using Results = LatentResults<cfg, T, Params, Score, SameElement<cfg, T>>;
+  using Results = LatentResults<cfg, T, Params, Score, SameElement<cfg, T>, 1>;
 
   // ---- Shared memory
 

@@ -1,14 +1,15 @@
-// Results of the latent kernel, from the registers of warps that have some columns of all rows each.
+// Results of the latent kernels, from the registers of warps that split the columns of O between them.
 #pragma once
 #include "flashgen/decode/row_results.cuh"
 
 namespace flashgen {
 
-template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
+// `row_warps` consecutive warps have the same columns of different rows.
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement, i32 row_warps>
 struct LatentResults {
   using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
-  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
-  static constexpr i32 own_blocks = Rows::out_blocks / cfg.warps;
+  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock / row_warps;
+  static constexpr i32 own_blocks = Rows::out_blocks * row_warps / cfg.warps;
   using Output = Accumulator<row_blocks, own_blocks>;
 
   Rows rows;
@@ -39,19 +40,20 @@ struct LatentResults {
   FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
 
  private:
-  FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp * own_blocks; }
+  FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp / row_warps * own_blocks; }
   FLASHGEN_DEVICE FloatPair pair_of(i32 m, i32 n, i32 h) const {
     return {{out[m][n][2 * h], out[m][n][2 * h + 1]}};
   }
 
-  // Calls visit(row, m, h) for each of the lane's rows of the tile that exist: row m * 16 + l/4 + 8 h.
+  // Calls visit(row, m, h) for each of the lane's rows of the tile that exist.
   template <class Visit>
   FLASHGEN_DEVICE void for_each_row(const Visit& visit) const {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const i32 row = m * kRowBlock + rows.thread.row() + 8 * h;
+        const i32 row =
+            (m * row_warps + rows.thread.warp % row_warps) * kRowBlock + rows.thread.row() + 8 * h;
         if (row < rows.item.rows) visit(row, m, h);
       }
     }

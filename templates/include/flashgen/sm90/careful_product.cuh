@@ -24,9 +24,22 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
   return warp_any(signs != 0);
 }
 
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Masks>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    allowed[h] = 0;
+#pragma unroll
+    for (i32 i = 0; i < columns / 4; ++i)
+      allowed[h] |= static_cast<u32>(masks.allows(h, first_key + i / 2 * 8 + i % 2)) << i;
+  }
+}
+
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
-// pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
-// Arrays are copied to local memory, because loops keep this rare code short.
+// pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
+// local memory, because loops keep this rare code short.
 template <class VTile>
 FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                       VTile v, const u32 (&allowed)[2], Thread thread) {
