@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles
+from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_SM90
@@ -22,8 +22,8 @@ _STAGES = 2
 #: A warpgroup has half of the columns of O: whole panels, and no more than registers hold beside scores.
 _COLUMN_STEP = 2 * PANEL
 _MOST_COLUMNS = 512
-#: A block that gets fewer tiles, for each 16 rows, takes longer to start than to compute them.
-_LEAST_TILES = 2
+#: What a multiprocessor of an H200 computes in a nanosecond, measured.
+_PRODUCT_RATE = 4500
 #: Rings of K, of the halves of V, and of P.
 _RINGS = 4
 #: The scheduler's state, and per row a total and, of each warpgroup, a reference maximum and a sum.
@@ -49,6 +49,8 @@ def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for any number of new queries, which bring a second query for the values."""
     smem = _smem_of(spec)
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // _STAGES
+    products = 2 * ROWS * _KEYS * (spec.head_dim + 2 * spec.head_dim_v)
+    merged = merged_parts(max(read_time(tile_bytes), products / _PRODUCT_RATE), spec.head_dim_v)
     within_pages = spec.cache == "paged"
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
@@ -71,7 +73,7 @@ def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             Constant("producer_registers", _PRODUCER_REGISTERS),
             Constant("consumer_registers", _CONSUMER_REGISTERS),
             Constant("holds_queries", False, "Q stays in shared memory"),
-            Constant("least_tiles", _LEAST_TILES, "tiles of keys that a block gets at least, for each 16 rows"),
+            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
             Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),

@@ -28,12 +28,14 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
 // + c of row h. `first_key` is the key of the lane's first column.
 template <i32 columns, class Masks>
 FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
 #pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    allowed[h] = 0;
+  for (i32 n = 0; n < columns / 8; ++n) {
 #pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i)
-      allowed[h] |= static_cast<u32>(masks.allows(h, first_key + i / 2 * 8 + i % 2)) << i;
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
   }
 }
 
