@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.explanation.drawing import labelled
 from flashgen.explanation.kinds import EMPTY
-from flashgen.plan.decode.shares import min_units
+from flashgen.plan.decode.parts import min_units
 
 if TYPE_CHECKING:
     from flashgen.plan.model.plans import KernelPlan
@@ -22,10 +22,10 @@ def decode_numbers(kernel: KernelPlan | None, kinds: Any, len_q: int, len_kv: in
     tiles = int(visited.sum())
     keys = sum(min(tile_kv, len_kv - i * tile_kv) for i in visited.nonzero()[0].tolist())
     size = (spec.head_dim + spec.head_dim_v) * spec.cache_element.bytes
-    return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": _most_blocks(kernel, tiles, len_q)}
+    return {"kv_bytes": keys * size, "kv_tiles": tiles, "most_blocks": _max_blocks(kernel, tiles, len_q)}
 
 
-def _most_blocks(kernel: KernelPlan, tiles: int, rows: int) -> int:
+def _max_blocks(kernel: KernelPlan, tiles: int, rows: int) -> int:
     """The most blocks that share these tiles of one head of one sequence, on a GPU with enough multiprocessors."""
     units = tiles + int(kernel.constant("item_tiles"))
     return max(1, min(units // min_units(kernel, tiles, rows), tiles, kernel.counters))

@@ -9,7 +9,7 @@ import pytest
 from flashgen.arch import ARCHS, get_arch
 from flashgen.errors import ArgumentError, PlanError
 from flashgen.plan import plan
-from flashgen.plan.decode.shares import check_units, min_units, part_slots, part_tiles, prefers_decode, slot_rows
+from flashgen.plan.decode.parts import check_units, min_units, part_tiles, partial_count, partial_rows, prefers_decode
 from flashgen.plan.decode.tiles import tiles_of
 from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.spec import AttentionSpec, Schedule, causal
@@ -141,13 +141,13 @@ def test_parts_of_fixed_sizes_do_not_depend_on_the_room_in_the_cache() -> None:
 
 def test_each_part_has_a_slot() -> None:
     kernel, problem = decode(), Problem(5, 32, 8, 3, 10000)
-    assert slot_rows(kernel, problem) == 12
-    assert part_slots(kernel, problem, 0, blocks=264) == 528
-    assert part_slots(kernel, problem, 40, blocks=264) == 5 * 8 * 4
+    assert partial_rows(kernel, problem) == 12
+    assert partial_count(kernel, problem, 0, blocks=264) == 528
+    assert partial_count(kernel, problem, 40, blocks=264) == 5 * 8 * 4
     # 80 rows of a head are two tiles.
     many = Problem(5, 32, 8, 20, 10000)
-    assert slot_rows(kernel, many) == 64
-    assert part_slots(kernel, many, 40, blocks=264) == 2 * 5 * 8 * 4
+    assert partial_rows(kernel, many) == 64
+    assert partial_count(kernel, many, 40, blocks=264) == 2 * 5 * 8 * 4
 
 
 def parts_of(kernel: KernelPlan, tiles: int, rows: int) -> int:

@@ -10,7 +10,7 @@ from flashgen.arch import ARCHS, get_arch
 from flashgen.errors import PlanError
 from flashgen.plan import plan
 from flashgen.plan.decode.latent import latent_tiles
-from flashgen.plan.decode.shares import part_slots, team_size
+from flashgen.plan.decode.parts import partial_count, team_size
 from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.spec import AttentionSpec, Schedule, causal
 
@@ -90,5 +90,5 @@ def test_kernels_whose_tiles_hold_all_heads_of_a_group_have_no_teams() -> None:
 
 def test_each_part_of_each_member_has_a_slot() -> None:
     # Five tiles of rows are two rounds of a team of three: six members, for each of four sequences and four parts.
-    assert part_slots(latent(), Problem(4, 64, 1, 5, 64 * 16), 4, blocks=132) == 4 * 6 * 4
-    assert part_slots(latent(), Problem(4, 64, 1, 5, 64 * 16), 0, blocks=132) == 264
+    assert partial_count(latent(), Problem(4, 64, 1, 5, 64 * 16), 4, blocks=132) == 4 * 6 * 4
+    assert partial_count(latent(), Problem(4, 64, 1, 5, 64 * 16), 0, blocks=132) == 264

@@ -8,7 +8,7 @@ from itertools import pairwise
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import KernelIO
 from flashgen.lab.io.visits import Side, walk
-from flashgen.plan.decode.shares import min_units, prefers_decode, row_tiles, team_size
+from flashgen.plan.decode.parts import min_units, prefers_decode, row_tiles, team_size
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 #: Rows of one product by tensor cores.
@@ -28,7 +28,7 @@ class Split:
     tiles: int
     #: Blocks that share the work, and the most tiles of keys that one gets. Few tiles leave some blocks without any.
     blocks: int
-    most_tiles: int
+    max_tiles: int
     #: What blocks compute one after another: of each item at least one part.
     parts: int
     #: Of these, parts of items that several blocks share. They go through memory.
@@ -38,7 +38,7 @@ class Split:
         """In a sentence."""
         each = "each" if self.items > 1 else ""
         text = f"{self.items * self.tiles} tiles of keys ({self.items} x {self.tiles}) are shared out to {self.blocks}"
-        text += f" blocks, {self.most_tiles} to {each or 'a block'} at most"
+        text += f" blocks, {self.max_tiles} to {each or 'a block'} at most"
         merged = "no result is merged" if not self.shared_parts else f"{self.shared_parts} parts are merged"
         return f"{text}; {merged}"
 
@@ -56,25 +56,25 @@ def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
 def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:
     """The shares of a call's blocks, as the kernel's scheduler computes them from the lengths."""
     tiles = max(1, _key_tiles(sizes, kernel))
-    most = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
+    max_blocks = min(kernel.grid(sizes.problem)[0], sizes.multiprocessors * kernel.min_blocks, kernel.counters)
     # An item counts as some tiles more than it has.
     extra = int(kernel.constant("item_tiles"))
     each = extra + tiles
-    team, of_head = team_size(kernel, sizes.problem, most), row_tiles(kernel, sizes.problem)
+    team, of_head = team_size(kernel, sizes.problem, max_blocks), row_tiles(kernel, sizes.problem)
     rounds = [min(team, of_head - first) for first in range(0, of_head, team)]
     # The tiles of rows that teams compute at the same time, over all heads and sequences.
     members = rounds * (sizes.batch * sizes.heads_kv)
     units = len(members) * each
-    teams = max(1, min(units // min_units(kernel, tiles, _rows(sizes)), most // team))
+    teams = max(1, min(units // min_units(kernel, tiles, _rows(sizes)), max_blocks // team))
 
     def owner(unit: int) -> int:
         return ((unit + 1) * teams - 1) // units
 
     counts = [(owner((i + 1) * each - 1) - owner(i * each + extra) + 1, size) for i, size in enumerate(members)]
-    parts, shared = (sum(n * size for n, size in counts if n > least_parts) for least_parts in (0, 1))
+    parts, shared = (sum(n * size for n, size in counts if n > fewer) for fewer in (0, 1))
     starts = [_tiles_before(i * units // teams, tiles, extra) for i in range(teams + 1)]
-    most_tiles = max(end - begin for begin, end in pairwise(starts))
-    return Split(sum(members), tiles, teams * team, most_tiles, parts, shared)
+    max_tiles = max(end - begin for begin, end in pairwise(starts))
+    return Split(sum(members), tiles, teams * team, max_tiles, parts, shared)
 
 
 def _tiles_before(unit: int, tiles: int, extra: int) -> int:

@@ -55,7 +55,7 @@ from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.cache import ATTENDING, DECODE, PREFILL
 from flashgen.plan.calls import PHASES, runs_at_once
-from flashgen.plan.decode.shares import check_units, prefers_decode
+from flashgen.plan.decode.parts import check_units, prefers_decode
 from flashgen.plan.fallbacks import access_without_maps
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 from flashgen.plan.splits import prefers_prefill, with_splits

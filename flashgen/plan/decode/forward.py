@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE, scale_params
-from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
 from flashgen.plan.decode.tiles import holds_queries, padded_dims, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_FORWARD

@@ -9,7 +9,7 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_FORWARD
 from flashgen.plan.model.plans import Constant, KernelPlan, SmemMap
@@ -22,8 +22,8 @@ _ROW_BLOCK = _COLUMN_STEP = 16
 #: Rows and keys of a tile, and warps that share it, the best first. Every key is read once for all rows of a tile.
 _CANDIDATES = ((64, 64, 8), (64, 32, 8), (32, 32, 4), (32, 16, 4))
 #: Registers of a thread for O: more leave too few for scores and addresses.
-_MOST_OUTPUT_REGISTERS = 128
-_MOST_STAGES = 4
+_MAX_OUTPUT_REGISTERS = 128
+_MAX_STAGES = 4
 #: What a multiprocessor of an H200 computes in a nanosecond, measured.
 _PRODUCT_RATE = 1800
 #: The scheduler's state, and what else threads exchange beside numbers of rows.
@@ -125,10 +125,10 @@ def latent_tiles(spec: AttentionSpec, arch: Arch) -> LatentTiles:
 
 def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[LatentTiles]:
     for rows, keys, warps in _CANDIDATES:
-        if spec.head_dim_v % (_COLUMN_STEP * warps) or _output_registers(spec, rows, warps) > _MOST_OUTPUT_REGISTERS:
+        if spec.head_dim_v % (_COLUMN_STEP * warps) or _output_registers(spec, rows, warps) > _MAX_OUTPUT_REGISTERS:
             continue
         one, two = (_smem_of(spec, LatentTiles(rows, keys, warps, stages)).bytes for stages in (1, 2))
-        stages = min(_MOST_STAGES, 1 + (arch.max_smem_per_block - one) // (two - one))
+        stages = min(_MAX_STAGES, 1 + (arch.max_smem_per_block - one) // (two - one))
         if stages >= 2:
             yield LatentTiles(rows, keys, warps, stages)
 

@@ -15,7 +15,7 @@ ROWS = KEYS = 16
 #: Bytes that a block has under way at least. An H200 delivers about 36 bytes per nanosecond to each multiprocessor,
 #: after about 800 ns: 28 KiB, for which two blocks have room to spare.
 _UNDER_WAY = 24 * 1024
-_MOST_STAGES = 5
+_MAX_STAGES = 5
 _STEP = 16
 #: The same for 8-bit keys and values, whose rows are pairs of 16-byte chunks in shared memory.
 _EIGHT_BIT_STEP = 32
@@ -84,9 +84,9 @@ def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
             continue
         room = min(arch.max_smem_per_block, arch.smem_per_multiprocessor // blocks - arch.reserved_smem_per_block)
         extra = _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
-        stages = min(_MOST_STAGES, (room - extra) // (warps * stage + _scale_bytes(spec, warps)))
+        stages = min(_MAX_STAGES, (room - extra) // (warps * stage + _scale_bytes(spec, warps)))
         under_way = (stages - 1) * warps * stage
-        if stages == _MOST_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
+        if stages == _MAX_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
             yield DecodeTiles(warps, stages, blocks, _reason(warps, stages, blocks, under_way))
 
 

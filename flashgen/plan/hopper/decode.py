@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_SM90
@@ -20,7 +20,7 @@ _WARPS, _PRODUCERS = 8, 4
 #: Tiles of 128 keys need more producer registers for the loop over boxes.
 _TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
 #: An even number, so that a stage belongs to one warpgroup.
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 _RESULT_BYTES = 4
 #: The scheduler's state, and per row a reference maximum and a sum: of each warp, and of the tile.
 _SCHEDULER_BYTES = 1024
@@ -37,8 +37,8 @@ def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
     columns = spec.head_dim + spec.head_dim_v
-    keys, producer_registers, consumer_registers = next(tile for most, tile in _TILES.items() if columns <= most)
-    stages = next(n for n in range(_MOST_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
+    keys, producer_registers, consumer_registers = next(tile for limit, tile in _TILES.items() if columns <= limit)
+    stages = next(n for n in range(_MAX_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages
     under_way = stages * tile_bytes // 1024

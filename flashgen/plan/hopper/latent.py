@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.shares import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_SM90

@@ -18,7 +18,7 @@
 #include "flashgen/decode/latent_results.cuh"
 #include "flashgen/decode/latent_softmax.cuh"
 #include "flashgen/decode/latent_tiles.cuh"
-#include "flashgen/decode/share.cuh"
+#include "flashgen/decode/assignment.cuh"
 #include "flashgen/decode/visited_tiles.cuh"
 #include "flashgen/walk.cuh"
 
@@ -236,12 +236,12 @@ struct LatentMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- The block's share of an item
+  // ---- What the block computes of an item
 
-  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+  FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     Output out;
     const Results results{{p, assigned.item, shared().totals, thread}, out};
-    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results,
+    compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results,
                        [&](Range tiles) { attend(out, assigned.item, tiles); });
   }
 
@@ -251,7 +251,7 @@ struct LatentMainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     scheduler.init(p, thread);
 #pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.work);
   }
 };
 

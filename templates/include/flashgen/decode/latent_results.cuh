@@ -15,14 +15,14 @@ struct LatentResults {
   Rows rows;
   const Output& out;
 
-  // Leaves a part's results in its slot.
-  FLASHGEN_DEVICE void store_part(i32 slot) const {
+  // Stores a part's results in the workspace.
+  FLASHGEN_DEVICE void store_part(i32 index) const {
     const auto partials = Partials<Rows::out_blocks>::of(rows.p);
-    rows.store_totals(partials, slot);
+    rows.store_totals(partials, index);
     for_each_row([&](i32 row, i32 m, i32 h) {
 #pragma unroll
       for (i32 n = 0; n < own_blocks; ++n)
-        *reinterpret_cast<FloatPair*>(partials.pair(slot, first_block() + n, row, rows.thread.column())) =
+        *reinterpret_cast<FloatPair*>(partials.pair(index, first_block() + n, row, rows.thread.column())) =
             pair_of(m, n, h);
     });
   }
@@ -37,7 +37,7 @@ struct LatentResults {
     });
   }
 
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const { rows.merge(indices); }
 
  private:
   FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp / row_warps * own_blocks; }

@@ -44,11 +44,11 @@ struct LatentSoftmax : LaneSoftmax<Logits> {
     block_sync();
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      float most = exchange.of_warps[0][first_row + 8 * h];
+      float row_max = exchange.of_warps[0][first_row + 8 * h];
 #pragma unroll
       for (i32 w = 1; w < Exchange::key_warps; ++w)
-        most = maximum(most, exchange.of_warps[w][first_row + 8 * h]);
-      const float factor = this->raise_row(h, most);
+        row_max = maximum(row_max, exchange.of_warps[w][first_row + 8 * h]);
+      const float factor = this->raise_row(h, row_max);
       if (key_warp == 0 && thread.column() == 0) exchange.factors[first_row + 8 * h] = factor;
     }
     u32 any_cut = 0;

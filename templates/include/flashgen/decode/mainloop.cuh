@@ -22,7 +22,7 @@
 #include "flashgen/decode/results.cuh"
 #include "flashgen/decode/scheduler.cuh"
 #include "flashgen/decode/scores.cuh"
-#include "flashgen/decode/share.cuh"
+#include "flashgen/decode/assignment.cuh"
 #include "flashgen/decode/visited_tiles.cuh"
 #include "flashgen/walk.cuh"
 
@@ -192,20 +192,20 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- The block's share of an item
+  // ---- What the block computes of an item
 
-  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+  FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
     const Results results{{p, item, shared().totals.of_rows, thread},
                           reinterpret_cast<float*>(base + Smem::kMerge),
                           shared().totals.of_warps,
                           row_warps};
-    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results, [&](Range tiles) {
+    compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
       Softmax softmax;
       attend(out, softmax, item, tiles, row_warps);
-      results.share(out, softmax);
+      results.reduce_warps(out, softmax);
     });
   }
 
@@ -215,7 +215,7 @@ struct DecodeMainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     scheduler.init(p, thread);
 #pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.work);
   }
 };
 

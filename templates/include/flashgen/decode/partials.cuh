@@ -15,13 +15,13 @@ struct alignas(8) RowTotal {
 
 // The weight of a part of a row whose parts have the common reference maximum `most`.
 template <class Logits>
-FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float most) {
-  return exp2_approx(logits.powers(reference_max - (most == -kInfinity ? 0.0f : most)));
+FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
+  return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
 }
 
-// Partial results in the workspace. A slot holds those of one part of an item: for each eight columns a small
-// matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do not
-// exist take no room.
+// Partial results in the workspace, those of one part of an item after another: for each eight columns a
+// small matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do
+// not exist take no room.
 template <i32 blocks>
 struct Partials {
   float* out;
@@ -30,17 +30,17 @@ struct Partials {
 
   template <class Params>
   FLASHGEN_DEVICE static Partials of(const Params& p) {
-    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.slot_rows};
+    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.partial_rows};
   }
   // Two columns of block `n`, from `column` on.
-  FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
-    return out + slot * slot_floats() + n * block_floats() + row * 8 + column;
+  FLASHGEN_DEVICE float* pair(i32 index, i32 n, i32 row, i32 column) const {
+    return out + index * partial_floats() + n * block_floats() + row * 8 + column;
   }
-  // From each slot to the next, and from each block to the next.
-  FLASHGEN_DEVICE i64 slot_floats() const { return blocks * block_floats(); }
+  // From each part to the next, and from each block of columns to the next.
+  FLASHGEN_DEVICE i64 partial_floats() const { return blocks * block_floats(); }
   FLASHGEN_DEVICE i64 block_floats() const { return i64{8} * rows; }
-  FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
-    return totals[static_cast<i64>(slot) * rows + row];
+  FLASHGEN_DEVICE RowTotal& total(i32 index, i32 row) const {
+    return totals[static_cast<i64>(index) * rows + row];
   }
 };
 
@@ -48,23 +48,22 @@ struct alignas(8) FloatPair {
   float values[2];
 };
 
-// The slots of an item's parts, in the order of its keys.
-struct PartSlots {
+// Where an item's parts lie among all in the workspace, in the order of its keys.
+struct PartialIndices {
   i32 count;
   i32 first;
   // Of the second part, and from each part to the next one.
   i32 second;
   i32 stride;
 
-  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all. Each has a slot of its
-  // own.
-  FLASHGEN_DEVICE static PartSlots fixed(Team team, i32 first_unit, i32 units) {
-    return {units, team.member(first_unit), team.member(first_unit + 1), team.size};
+  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all.
+  FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
+    return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
-  // One part of each block from `first_block` on. A block has two slots: for an item that a block before it
-  // has begun, and for one that it begins itself.
-  FLASHGEN_DEVICE static PartSlots of_blocks(Team team, i32 first_block, i32 blocks) {
-    return {blocks, team.member(2 * first_block + 1), team.member(2 * (first_block + 1)), 2 * team.size};
+  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
+  // that a block before it has begun, and of one that it begins itself.
+  FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
+    return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
   }
   FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };

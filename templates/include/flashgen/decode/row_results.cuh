@@ -18,32 +18,32 @@ struct RowResults {
   RowTotal (&totals)[cfg.tile_q];
   Thread thread;
 
-  // Leaves the totals of a part in its slot.
-  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 slot) const {
-    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
+  // Stores the totals of a part in the workspace.
+  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 index) const {
+    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
   // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
   // waits for memory once for many parts.
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
     for (i32 row = thread.row(); row < item.rows; row += kMergedRows) {
       RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
 #pragma unroll 1
-      for (i32 first = 0; first < slots.count; first += LoadedParts::count) {
-        const LoadedParts parts = load_parts(slots, first, row);
-        float most = total.reference_max;
+      for (i32 first = 0; first < indices.count; first += LoadedParts::count) {
+        const LoadedParts parts = load_parts(indices, first, row);
+        float row_max = total.reference_max;
 #pragma unroll
-        for (const RowTotal& part : parts.totals) most = maximum(most, part.reference_max);
-        const float kept = weight_of_part(logits, total.reference_max, most);
-        total = {most, total.sum * kept};
+        for (const RowTotal& part : parts.totals) row_max = maximum(row_max, part.reference_max);
+        const float kept = weight_of_part(logits, total.reference_max, row_max);
+        total = {row_max, total.sum * kept};
 #pragma unroll
         for (FloatPair& sum : sums) sum = {{sum.values[0] * kept, sum.values[1] * kept}};
 #pragma unroll
         for (i32 i = 0; i < LoadedParts::count; ++i) {
-          const float weight = weight_of_part(logits, parts.totals[i].reference_max, most);
+          const float weight = weight_of_part(logits, parts.totals[i].reference_max, row_max);
           total.sum += parts.totals[i].sum * weight;
 #pragma unroll
           for (i32 b = 0; b < own_blocks; ++b) {
@@ -70,10 +70,10 @@ struct RowResults {
   FLASHGEN_DEVICE Finished with_sink(i32 row, RowTotal total) const {
     const Logits logits = Score::logits(p);
     const float sink = Logits::as_reference_max(Score::sink(p, item, RowPlace::of(p, item, row).head));
-    const float most = maximum(total.reference_max, sink),
-                weight = weight_of_part(logits, total.reference_max, most);
-    const float sum = total.sum * weight + weight_of_part(logits, sink, most);
-    return {{most, sum}, sum == 0.0f ? 0.0f : weight / sum};
+    const float row_max = maximum(total.reference_max, sink),
+                weight = weight_of_part(logits, total.reference_max, row_max);
+    const float sum = total.sum * weight + weight_of_part(logits, sink, row_max);
+    return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
   // Writes two columns of O and, with the first ones, L.
@@ -110,16 +110,16 @@ struct RowResults {
   };
 
   // Starts all loads before the first of them has arrived. So no branch may come between them.
-  FLASHGEN_DEVICE LoadedParts load_parts(const PartSlots& slots, i32 first, i32 row) const {
+  FLASHGEN_DEVICE LoadedParts load_parts(const PartialIndices& indices, i32 first, i32 row) const {
     const auto partials = Partials<out_blocks>::of(p);
     LoadedParts parts;
-    const i32 slot = slots(first);
-    const RowTotal* total = &partials.total(slot, row);
-    const float* pair = partials.pair(slot, thread.warp, row, thread.column());
+    const i32 index = indices(first);
+    const RowTotal* total = &partials.total(index, row);
+    const float* pair = partials.pair(index, thread.warp, row, thread.column());
     const i64 between_blocks = partials.block_floats() * cfg.warps;
 #pragma unroll
     for (i32 i = 0; i < LoadedParts::count; ++i) {
-      const bool exists = first + i < slots.count;
+      const bool exists = first + i < indices.count;
       parts.totals[i] = exists ? *total : RowTotal{-kInfinity, 0.0f};
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
@@ -128,9 +128,9 @@ struct RowResults {
                                 : FloatPair{};
       }
       // Only the second part may lie at another distance.
-      const i64 slots_on = i == 0 ? slots(first + 1) - slot : slots.stride;
-      total += slots_on * partials.rows;
-      pair += slots_on * partials.slot_floats();
+      const i64 distance = i == 0 ? indices(first + 1) - index : indices.stride;
+      total += distance * partials.rows;
+      pair += distance * partials.partial_floats();
     }
     return parts;
   }

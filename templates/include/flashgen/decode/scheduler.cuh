@@ -58,14 +58,14 @@ struct SequenceWork {
 
   template <DecodeConfig cfg, class Params>
   FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
-    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
+    const i32 first_row = Team::of(p).strided(row_tile) * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
 };
 
 // How the units of all items are shared out.
-struct alignas(16) Shares {
+struct alignas(16) WorkPartition {
   i64 units;
   i64 blocks;
 
@@ -92,9 +92,9 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
 // same place: `unit` counts those of one head of one sequence.
-struct ShareCursor {
+struct WorkCursor {
   i32 at;
   i32 end;
   i32 head_kv;
@@ -119,7 +119,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are in the share, so the next block starts the item.
+      // Only extra units of this item are left, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -143,9 +143,9 @@ template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   i32 warp_units[cfg.warps];
-  Shares shares;
+  WorkPartition work;
   // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
-  ShareCursor cursors[1 + cfg.producers];
+  WorkCursor cursors[1 + cfg.producers];
   // Where there are producers, the warps that compute use the first two in turns.
   Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
 
@@ -176,21 +176,21 @@ struct DecodeScheduler {
     const i32 all = of_head * p.heads_kv;
     const i32 rows = p.len_q * p.group, row_tiles = Team::rounds(p, ceil_div(rows, cfg.tile_q));
     const i32 tiles = all / (p.batch * p.heads_kv * row_tiles) - cfg.item_tiles;
-    const i32 fewest = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
+    const i32 block_units = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
     const Team team = Team::of(p);
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / fewest, team.count()))};
-    const i32 begin = all_shares.begin(team.index());
+    const WorkPartition partition = {larger(all, 1), larger(1, smaller(all / block_units, team.count()))};
+    const i32 begin = partition.begin(team.index());
     const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
-      shares = all_shares;
-      for (ShareCursor& cursor : cursors) {
+      work = partition;
+      for (WorkCursor& cursor : cursors) {
         cursor.at = begin;
-        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
+        cursor.end = smaller(all, partition.begin(team.index() + 1));
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The share begins among this thread's sequences.
-      for (ShareCursor& cursor : cursors) {
+      // The block's work begins among this thread's sequences.
+      for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
         cursor.unit = begin_of_head - before;

@@ -31,8 +31,8 @@ struct Team {
   // This block's team, and how many there are. Blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The member of team `index` that has the same rows as this block.
-  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
 }  // namespace flashgen

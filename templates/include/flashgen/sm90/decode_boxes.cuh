@@ -24,7 +24,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
   const auto box_of = [&](i32 tile, i32 index) {
     return boxes.at(p, item.cached, tile * cfg.tile_kv, index);
   };
-  KeyBox next = {};
+  BoxCoordinates next = {};
   const auto find_next = [&]() {
     walk.advance(thread, visited);
     if (!walk.over() && has_box) next = box_of(walk.tile, of_lane);
@@ -33,7 +33,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
 #pragma unroll 1
   for (; !walk.over(); at.advance()) {
     // Page numbers are read one tile ahead, because each copy would wait for them.
-    const KeyBox box = next;
+    const BoxCoordinates box = next;
     const i32 tile = walk.tile;
     find_next();
     if (thread.lane == 0) {

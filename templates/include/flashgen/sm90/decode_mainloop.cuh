@@ -70,9 +70,9 @@ struct DecodeSm90Mainloop {
   FLASHGEN_DEVICE void load_half(Panels ring_tiles, const TensorMap& map, const DecodeItem& item, Range tiles,
                                  i32 half) {
     load_tiles<cfg, Mask, paged, 2>(p, item, tiles, half, ring(), at, Panels::bytes / cfg.tile_kv, thread,
-                                    [&](typename TileRing::State to, const KeyBox& box) {
-                                      const auto rows = ring_tiles.slot(to.slot()).from_row(box.first_row);
-                                      rows.load(map, ring().full(to), box.place, item.head_kv, box.page);
+                                    [&](typename TileRing::State to, const BoxCoordinates& box) {
+                                      const auto rows = ring_tiles.slot(to.slot()).from_row(box.tile_row);
+                                      rows.load(map, ring().full(to), box.page_row, item.head_kv, box.page);
                                     });
   }
   FLASHGEN_DEVICE void load(i32 producer, const DecodeItem& item, Range tiles) {
@@ -145,7 +145,7 @@ struct DecodeSm90Mainloop {
                           shared().totals.of_warps,
                           kWarpgroupWarps};
     bool has_fetched = false;
-    compute_share<cfg>(p, assigned, scheduler.shares, shared().is_last, thread, results, [&](Range tiles) {
+    compute_parts<cfg>(p, assigned, scheduler.work, shared().is_last, thread, results, [&](Range tiles) {
       Strip<Element::dim_v> out;
       Softmax softmax;
       start_queries<cfg>(q_tile(), QueryRows<T>::of(p, assigned.item), p, assigned.item, cfg.head_dim,
@@ -154,7 +154,7 @@ struct DecodeSm90Mainloop {
       if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
       has_fetched = true;
       attend(out, softmax, assigned.item, tiles);
-      results.share(blocks_of(out), softmax);
+      results.reduce_warps(blocks_of(out), softmax);
     });
   }
 

@@ -1,6 +1,6 @@
 // What Hopper's decode kernels have in common: warps that copy, warps that compute, and the rows of Q.
 #pragma once
-#include "flashgen/decode/share.cuh"
+#include "flashgen/decode/assignment.cuh"
 #include "flashgen/panel.cuh"
 
 namespace flashgen {

@@ -12,11 +12,12 @@ FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
   return smaller(page_size & -page_size, tile_rows & -tile_rows);
 }
 
-// A box of a tile: its first row there, and its place in the cache.
-struct KeyBox {
-  i32 first_row;
+// Where a box comes from and goes: its first row in the tile, its page, and its first row in the page.
+// Without pages, `page` is the row of a contiguous cache.
+struct BoxCoordinates {
+  i32 tile_row;
   i32 page;
-  i32 place;
+  i32 page_row;
 };
 
 // How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
@@ -40,7 +41,8 @@ struct KeyBoxes {
 
   // Box `index` of the tile from `first_key` on. Reads the table of pages.
   template <class Params>
-  FLASHGEN_DEVICE KeyBox at(const Params& p, const CachedSequence& rows, i32 first_key, i32 index) const {
+  FLASHGEN_DEVICE BoxCoordinates at(const Params& p, const CachedSequence& rows, i32 first_key,
+                                    i32 index) const {
     if constexpr (paged) {
       // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
       const i32 box = (first_key >> shift) + index;

@@ -98,18 +98,18 @@ struct LatentSm90Mainloop {
     if (producer < 2) {
       const i32 half = producer;
       load_tiles<cfg, Mask, paged, 1>(p, item, tiles, 0, v_ring(half), at, VHalf::bytes / cfg.tile_kv, thread,
-                                      [&](At to, const KeyBox& box) {
+                                      [&](At to, const BoxCoordinates& box) {
                                         v_half(to, half)
-                                            .from_row(box.first_row)
-                                            .load(p.v_map, v_ring(half).full(to), box.place, item.head_kv,
+                                            .from_row(box.tile_row)
+                                            .load(p.v_map, v_ring(half).full(to), box.page_row, item.head_kv,
                                                   box.page, half * half_columns);
                                       });
     } else {
       load_tiles<cfg, Mask, paged, 2>(p, item, tiles, producer - 2, k_ring(), at, KTile::bytes / cfg.tile_kv,
-                                      thread, [&](At to, const KeyBox& box) {
+                                      thread, [&](At to, const BoxCoordinates& box) {
                                         k_tile(to)
-                                            .from_row(box.first_row)
-                                            .load(p.k_map, k_ring().full(to), box.place, item.head_kv,
+                                            .from_row(box.tile_row)
+                                            .load(p.k_map, k_ring().full(to), box.page_row, item.head_kv,
                                                   box.page);
                                       });
     }
@@ -330,7 +330,7 @@ struct LatentSm90Mainloop {
     Output out;
     const Results results{{p, item, shared().totals, thread}, blocks_of(out)};
     bool has_fetched = false;
-    compute_share<cfg>(p, assigned, scheduler.shares, shared().is_last, thread, results, [&](Range tiles) {
+    compute_parts<cfg>(p, assigned, scheduler.work, shared().is_last, thread, results, [&](Range tiles) {
       const QueryRows<T> latent{p.qv + item.sequence * p.qv_batch + item.cached.first_q * p.qv_row, p.qv_row,
                                 p.qv_head};
       start_queries<cfg>(q_tile(), QueryRows<T>::of(p, item), p, item, cfg.head_dim, thread);

@@ -15,7 +15,7 @@ struct LanePages {
   KeyBoxes<tile_kv, true> boxes;
   // The lane, and the box that it loads first.
   i32 lane;
-  KeyBox first;
+  BoxCoordinates first;
 };
 
 // What consumers do with an announced tile.
@@ -179,11 +179,11 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   FLASHGEN_DEVICE void load_rows(auto panels, const auto& p, const TensorMap& map, u32 barrier, i32 first_key,
                                  const LanePages<tile_kv>& pages) const {
     const auto& boxes = pages.boxes;
-    KeyBox box = pages.first;
+    BoxCoordinates box = pages.first;
     // There may be more boxes than lanes.
 #pragma unroll 1
     for (i32 i = pages.lane; i < boxes.count();) {
-      panels.from_row(box.first_row).load(map, barrier, box.place, head_kv, box.page);
+      panels.from_row(box.tile_row).load(map, barrier, box.page_row, head_kv, box.page);
       i += kWarpSize;
       if (i < boxes.count()) box = boxes.at(p, rows, first_key, i);
     }

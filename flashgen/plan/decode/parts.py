@@ -9,12 +9,12 @@ from flashgen.plan.model.plans import KernelPlan, Problem
 
 #: From 64 queries on, a tile of the forward kernel is full with rows of one head. Below that, this kernel never reads
 #: keys more often, because its tiles hold the rows of all heads of a group.
-_MOST_QUERIES = 63
+_MAX_QUERIES = 63
 #: The parameter of kernels whose blocks form teams, the largest team, and the share of its blocks that have rows.
 TEAM = "team"
-_LARGEST_TEAM, _LEAST_USED = 4, 0.8
+_LARGEST_TEAM, _MIN_USED = 4, 0.8
 #: Kernels count tiles in 32 bits.
-_MOST_UNITS = 2**31 - 1
+_MAX_UNITS = 2**31 - 1
 #: Keys of a part with ``batch_invariant=True``: enough to hide the merge of parts.
 _PART_KEYS = 4096
 #: Fixed cost of an item (loading Q, storing or merging results), as bytes that reach a multiprocessor meanwhile.
@@ -31,8 +31,8 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
     The number of queries of the longest sequence decides. The sequences of a batch-invariant call run by this kernel in
     any batch.
     """
-    few = problem.len_q <= _MOST_QUERIES or batch_invariant
-    return few and problem.len_kv > 0 and _units(decode, problem) <= _MOST_UNITS
+    few = problem.len_q <= _MAX_QUERIES or batch_invariant
+    return few and problem.len_kv > 0 and _units(decode, problem) <= _MAX_UNITS
 
 
 def item_tiles(tile_bytes: int, blocks: int = 1) -> int:
@@ -66,10 +66,10 @@ def min_units(decode: KernelPlan, tiles: int, rows: int) -> int:
 def check_units(decode: KernelPlan, problem: Problem) -> None:
     """Raises ArgumentError for a call of more tiles than this kernel counts, where no other kernel runs it."""
     units = _units(decode, problem)
-    if units > _MOST_UNITS:
+    if units > _MAX_UNITS:
         raise ArgumentError(
             f"q has batch {problem.batch} and length {problem.len_q}, and a sequence has room for {problem.len_kv} "
-            f"keys: {units} tiles, of at most {_MOST_UNITS}; split the batch or the queries"
+            f"keys: {units} tiles, of at most {_MAX_UNITS}; split the batch or the queries"
         )
 
 
@@ -83,7 +83,7 @@ def part_tiles(decode: KernelPlan, problem: Problem, splits: int, *, batch_invar
     return -(-_key_tiles(decode, problem) // splits) if splits else 0
 
 
-def part_slots(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int) -> int:
+def partial_count(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int) -> int:
     """How many parts the workspace holds: ``parts_of`` are the tiles of a part, ``blocks`` those of the grid."""
     if not parts_of:
         return 2 * blocks
@@ -100,7 +100,7 @@ def team_size(decode: KernelPlan, problem: Problem, blocks: int) -> int:
     if TEAM not in decode.params.names:
         return 1
     tiles = row_tiles(decode, problem)
-    sizes = (size for size in range(min(_LARGEST_TEAM, tiles, blocks), 1, -1) if _used(tiles, size) >= _LEAST_USED)
+    sizes = (size for size in range(min(_LARGEST_TEAM, tiles, blocks), 1, -1) if _used(tiles, size) >= _MIN_USED)
     return next(sizes, 1)
 
 
@@ -109,7 +109,7 @@ def _used(tiles: int, team: int) -> float:
     return tiles / (team * -(-tiles // team))
 
 
-def slot_rows(decode: KernelPlan, problem: Problem) -> int:
+def partial_rows(decode: KernelPlan, problem: Problem) -> int:
     """Rows of a part."""
     return min(int(decode.constant("tile_q")), _rows(problem))
 
