@@ -40,6 +40,8 @@ KERNEL_FLAGS = (
     "-ffp-contract=off",
     # Without it, frames larger than a page could skip the guard page below the stack.
     "-fstack-clash-protection",
+    # The linker's stubs have no source line. If the watchdog stopped a thread in one, its finding would have no place.
+    "-fno-plt",
     "-DFLASHGEN_EMULATOR",
 )
 #: Compiling a kernel takes longer than running it. -fira-region=one makes register allocation cheap, which otherwise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashgen.emulator.build import kernel_library
 from flashgen.errors import EmulationError
 
 SCHEDULES = ("sequential", "reverse", "random", "priority")
@@ -65,6 +67,31 @@ CALLS = {
 def test_a_loop_of_primitives_that_change_nothing_is_a_livelock(run: Any, loop: str, race: bool) -> None:
     error = spinning(run, f"\n{CALLS[loop]}", threads=64, flag=zeros(), race=race)
     assert (error.kind, error.file, error.line) == ("livelock", "kernels/test.cu", 2)
+
+
+CALLER = """#include "flashgen/primitives.cuh"
+struct Params { float* out; };
+FLASHGEN_KERNEL(32, 1) caller(FLASHGEN_GRID_CONSTANT Params p) {
+  flashgen::fence_proxy_async();
+  *p.out = flashgen::exp2_approx(*p.out);
+}
+"""
+DYNAMIC, END, STUBS = 2, 0, 23
+
+
+def dynamic_tags(image: bytes) -> list[int]:
+    """The kinds of entries that an ELF file of 64 bits has for the loader."""
+    (table,) = struct.unpack_from("<Q", image, 0x20)
+    size, count = struct.unpack_from("<2H", image, 0x36)
+    parts = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
+    (found,) = (part for part in parts if part[0] == DYNAMIC)
+    tags = [tag for tag, _ in struct.iter_unpack("<qQ", image[found[2] : found[2] + found[5]])]
+    return tags[: tags.index(END)]
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_calls_of_primitives_use_no_stubs_because_stubs_have_no_line(race: bool) -> None:
+    assert STUBS not in dynamic_tags(kernel_library("caller", CALLER, race=race).binary.image)
 
 
 @pytest.mark.parametrize("look", ["load_acquire(flag)", "atomic_add(flag, 0u)"])
