@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.plan import plan
 from flashgen.render import Origin, render_afresh
-from flashgen.render.amalgamation.decide import config_values, decided, policy_values
+from flashgen.render.amalgamation.decide import decided, known_values
 from flashgen.spec import AttentionSpec, causal
 
 CONFIG = ["    .turing = false,", "    .access_bytes = 16,  // of rows", "    .stages = 2,"]
@@ -16,7 +16,7 @@ def lines_of(header: str, config: list[str] = CONFIG, file: str = "flashgen/a.cu
     """What stays of a header above a config."""
     lines = [(text, Origin(file, number)) for number, text in enumerate(header.split("\n"), start=1)]
     lines += [(text, Origin("kernels/a.cu.j2", number)) for number, text in enumerate(config, start=1)]
-    out = [text for text, _ in decided(lines, config_values(lines))]
+    out = [text for text, _ in decided(lines, known_values(lines))]
     assert out[len(out) - len(config) :] == config
     return out[: len(out) - len(config)]
 
@@ -79,7 +79,7 @@ def decided_by_policies(header: str) -> str:
     """What stays of a header above a config with two consumers."""
     texts = [*header.split("\n"), "    .consumers = 2,", "    .last = true,"]
     lines = [(text, Origin("flashgen/a.cuh", number)) for number, text in enumerate(texts)]
-    return "\n".join(text for text, _ in decided(lines, policy_values(lines))[:-2])
+    return "\n".join(text for text, _ in decided(lines, known_values(lines))[:-2])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ the lines of a block are indented and its closing brace stands below its ``if``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.render.amalgamation.amalgamate import Line
@@ -17,6 +17,7 @@ from flashgen.render.amalgamation.amalgamate import Line
 _PASSED_ON = frozenset({"async_copy", "access_bytes", "turing", "has_lower", "has_upper", "has_holes"})
 _MEMBER = re.compile(r"\s+\.(\w+) = (true|false|\d+)[,;]")
 _CONSTANT = re.compile(r"\s+static constexpr bool (\w+) =\s*(.*?);?$")
+_MAINLOOP = re.compile("k[A-Z]")
 _TERM = r"(!?)((?:\w+(?:::|\.))?\w+)(?: (==|>|<) (\d+))?"
 _IF = re.compile(rf"(\s*)(?:}} else )?if constexpr \({_TERM}\) (.*[{{;])$")
 _CONDITION = re.compile(_TERM)
@@ -24,27 +25,25 @@ _HEADERS = "flashgen/"
 _Values = Mapping[str, str]
 
 
-def config_values(lines: Sequence[Line]) -> dict[str, str]:
-    """The values of those members of the config that headers pass on by name."""
-    found = [*_named(_MEMBER, lines), *_named(_CONSTANT, lines)]
-    return _agreed((name, value) for name, value in found if name in _PASSED_ON)
-
-
-def policy_values(lines: Sequence[Line]) -> dict[str, str]:
-    """The values of ``cfg.member``, of ``Policy::constant`` and of ``kConstant``.
+def known_values(lines: Sequence[Line]) -> dict[str, str]:
+    """The values of ``cfg.member``, of ``.constant`` of policies, of ``kConstant``, and of names that headers pass on.
 
     All policies left in the source must agree. Without a qualifier a name may be that of a template parameter, unless
     it begins as constants of mainloops do.
     """
-    constants = list(_named(_CONSTANT, lines))
-    values = config_values(lines)
-    values |= {f"cfg.{name}": value for name, value in _agreed(_named(_MEMBER, lines)).items()}
-    while True:
-        known = _agreed((name, _evaluated(value, values)) for name, value in constants)
-        more = {name if name.startswith("k") else f".{name}": value for name, value in known.items()}
-        if more.items() <= values.items():
-            return values
-        values |= more
+    expressions: dict[str, set[str]] = {}
+    for pattern, qualifier in ((_MEMBER, "cfg."), (_CONSTANT, ".")):
+        for name, expression in (match.groups() for text, _ in lines if (match := pattern.match(text))):
+            expressions.setdefault(f"{qualifier}{name}", set()).add(expression)
+            if name in _PASSED_ON or _MAINLOOP.match(name):
+                expressions.setdefault(name, set()).add(expression)
+    values: dict[str, str] = {}
+    # A constant is declared after those that it depends on, and members of the config come first.
+    for name, alternatives in expressions.items():
+        known = {_evaluated(expression, values) for expression in alternatives}
+        if len(known) == 1 and "" not in known:
+            values[name] = known.pop()
+    return values
 
 
 def decided(lines: Sequence[Line], values: _Values) -> list[Line]:
@@ -54,21 +53,10 @@ def decided(lines: Sequence[Line], values: _Values) -> list[Line]:
     return work.out
 
 
-def _named(pattern: re.Pattern[str], lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
-    """The names and values on lines that look so."""
-    return ((match[1], match[2]) for text, _ in lines if (match := pattern.match(text)))
-
-
-def _agreed(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The value of each name that always has the same one; an unknown value is empty."""
-    values: dict[str, set[str]] = {}
-    for name, value in found:
-        values.setdefault(name, set()).add(value)
-    return {name: next(iter(all_)) for name, all_ in values.items() if len(all_) == 1 and "" not in all_}
-
-
 def _evaluated(expression: str, values: _Values) -> str:
-    """The value of a constant, a disjunction of conditions; empty if it is not known."""
+    """The value of a literal or of a disjunction of conditions; empty if it is not known."""
+    if expression.isdigit() or expression in ("true", "false"):
+        return expression
     terms = [_CONDITION.fullmatch(term) for term in expression.split(" || ")]
     holds = [None if term is None else _holds(term.groups(), values) for term in terms]
     if True in holds:
@@ -80,7 +68,7 @@ def _holds(term: Sequence[str | None], values: _Values) -> bool | None:
     """Whether a condition holds; None if that is not known."""
     negated, name, comparison, number = term
     assert name is not None
-    value = name if name in ("true", "false") else values.get(name, values.get(re.sub(r"^\w+(::|\.)", ".", name)))
+    value = values.get(name, values.get(re.sub(r"^\w+(::|\.)", ".", name)))
     if value is None or (comparison is None) != (value in ("true", "false")):
         return None
     if comparison is None or number is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from flashgen.render.amalgamation.amalgamate import Line
 from flashgen.render.amalgamation.conditionals import resolved
-from flashgen.render.amalgamation.decide import config_values, decided, policy_values
+from flashgen.render.amalgamation.decide import decided, known_values
 from flashgen.render.amalgamation.declarations import Declaration, parse
 
 #: The only argument of a macro: in a definition, which may call a macro that it is given, of any name.
@@ -26,13 +26,12 @@ _MACRO_ARGUMENT = re.compile(r"\b[A-Z][A-Z_0-9]*\((\d+)\)")
 def prune(lines: Sequence[Line]) -> list[Line]:
     """``lines`` without the declarations that the kernel does not reach, one section for each header."""
     lines = resolved(lines)
-    shorter = decided(lines, config_values(lines))
     while True:
-        lines = _reached(shorter)
+        shorter = _reached(decided(lines, known_values(lines)))
         # The policies that are left say more, and what they rule out may reach others.
-        shorter = decided(lines, policy_values(lines))
         if shorter == lines:
             return lines
+        lines = shorter
 
 
 def _reached(lines: list[Line]) -> list[Line]:
