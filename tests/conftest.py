@@ -89,11 +89,28 @@ def pytest_report_header() -> list[str]:
     return [f"{marker} tests are deselected: {why}" for marker, why in missing().items()]
 
 
+def parameters(nodeid: str) -> str:
+    return nodeid.partition("[")[2].partition("]")[0]
+
+
+def is_out_of_turn(item: pytest.Item) -> bool:
+    """Whether another DRAWN_TURN runs this test: each runs one in N of those marked ``in_turns(N)``.
+
+    The parameters alone say which, so that tests of the same kernel have the same turn.
+    """
+    turn, marker = os.environ.get("DRAWN_TURN"), item.get_closest_marker("in_turns")
+    if turn is None or marker is None or not parameters(item.nodeid):
+        return False
+    return (zlib.crc32(parameters(item.nodeid).encode()) - int(turn)) % marker.args[0] != 0
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reasons = missing()
     kept, dropped = [], []
     for item in items:
         marker = next((m for m in reasons if item.get_closest_marker(m)), None)
+        if marker is None and is_out_of_turn(item):
+            marker = "in_turns"
         if marker is None:
             kept.append(item)
         else:
@@ -126,8 +143,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class InGroups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            parameters = nodeid.partition("[")[2].partition("]")[0]
-            return str(zlib.crc32(parameters.encode()) % GROUPS) if parameters else nodeid
+            named = parameters(nodeid)
+            return str(zlib.crc32(named.encode()) % GROUPS) if named else nodeid
 
     return InGroups(config, log)
 
@@ -157,7 +174,7 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    reasons = missing()
+    reasons = {**missing(), "in_turns": f"DRAWN_TURN={os.environ.get('DRAWN_TURN')} runs others"}
     for marker, count in sorted(config.stash[DESELECTED].items()):
         terminalreporter.write_line(f"{count} {marker} tests deselected: {reasons[marker]}")
     if unselected := config.stash[UNSELECTED]:

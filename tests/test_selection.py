@@ -14,7 +14,7 @@ FILE = "tests/test_workers.py"
 
 
 def output(*arguments: str, level: str | None = None) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DRAWN_CASES"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DRAWN_"))}
     environment |= {} if level is None else {"DRAWN_CASES": level}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout

@@ -21,6 +21,8 @@ from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
 from tests.compile.test_forward_sm90 import CASES, Build, each
 
+pytestmark = pytest.mark.in_turns(6)
+
 SPECS = {
     **CASES,
     **{f"{name}, ordered": replace(CASES[name], deterministic=True) for name in ("full", "causal", "documents")},

@@ -87,6 +87,7 @@ def test_where_no_compiler_is_known_to_help_the_remedy_is_smaller_tiles(made: Ke
     assert "pip install" not in warning
 
 
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("arch", some(LINEAGE_ARCHS, "sm_90a"))
 @pytest.mark.parametrize(("dtype", "access_bytes"), some(LINEAGE_DTYPES, ("fp16", 16)))
 def test_kernels_of_standard_attention_do_not_spill(arch: str, dtype: str, access_bytes: int) -> None:
@@ -97,6 +98,7 @@ def test_kernels_of_standard_attention_do_not_spill(arch: str, dtype: str, acces
         assert (found.spill_bytes, found.stack_bytes) == (0, 0), kernel_plan.name
 
 
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.spec.describe()} {row.arch}")
 def test_committed_kernels_do_not_spill(row: Golden) -> None:
     is_old = nvrtc_release(compiler_build_id()) < (13, 5)

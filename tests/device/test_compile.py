@@ -11,6 +11,8 @@ from conformance.units import compile_unit, units_of
 from flashgen.compile import compiler_build_id
 from tests.drawn import some
 
+pytestmark = pytest.mark.in_turns(6)
+
 UNITS = units_of(CASES.values())
 
 

@@ -35,6 +35,8 @@ from tests.kernels.test_forward_sm90 import (
 )
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
 
+pytestmark = pytest.mark.in_turns(12)
+
 DIMS = sorted({dim for dim, _ in HEAD_DIMS})
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)
 BIAS = np.random.default_rng(1).standard_normal((2, 1, LONGEST, LONGEST)).astype(np.float32)

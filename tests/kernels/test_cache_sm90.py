@@ -16,6 +16,8 @@ from flashgen.verify import Mode
 from tests.drawn import some
 from tests.kernels.test_forward_sm90 import launches
 
+pytestmark = pytest.mark.in_turns(6)
+
 SCORES = {
     "none": None,
     "cap": fg.softcap(5.0),

@@ -21,6 +21,8 @@ from flashgen.spec import Mask, score
 from flashgen.spec.masks import named as masks
 from tests.drawn import some
 
+pytestmark = pytest.mark.in_turns(6)
+
 RNG = np.random.default_rng(0)
 BATCH, HEADS = 2, 4
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)

@@ -21,6 +21,8 @@ from flashgen.verify import Case, CaseResult, Expectation, Mode, Tally, expect, 
 from flashgen.verify.trial import ORDERS
 from tests.drawn import LEVEL, diagonal, some
 
+pytestmark = pytest.mark.in_turns(6)
+
 Array = np.ndarray[Any, Any]
 
 #: Head dims that the schedule table has rows for.

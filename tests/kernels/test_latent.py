@@ -17,6 +17,8 @@ from tests.drawn import LEVEL, some
 from tests.kernels.test_decode import MODES, REACH, of_one
 from tests.kernels.test_forward_sm90 import launches
 
+pytestmark = pytest.mark.in_turns(6)
+
 PLAIN = Mode()
 NAME = "Flash-Decoding of latent attention"
 EXAMPLES = {"sample": 4, "ci": 12, "nightly": 100}[LEVEL]

@@ -20,6 +20,8 @@ from flashgen.plan.lineage import LINEAGE, MAX_HEAD_DIM
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 from tests.drawn import LEVEL
 
+pytestmark = pytest.mark.in_turns(6)
+
 ALGORITHMS = ("naive", "fa1", "grid1d", "grid2d")
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
 BUILDS, CASES = {"sample": (1, 6), "ci": (3, 16), "nightly": (40, 60)}[LEVEL]

@@ -24,6 +24,8 @@ from flashgen.spec import Mask, Score, score
 from flashgen.spec.masks import named as masks
 from tests.drawn import LEVEL, diagonal, some
 
+pytestmark = pytest.mark.in_turns(6)
+
 BATCH, HEADS, HEADS_KV = 2, 4, 2
 RANDOM = np.random.default_rng(0)
 IDS = np.sort(RANDOM.integers(0, 4, (BATCH, 150))).astype(np.int32)

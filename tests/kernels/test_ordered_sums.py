@@ -16,6 +16,8 @@ from tests.drawn import IS_SAMPLE, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built, check
 from tests.kernels.test_forward_sm90 import CASES, LONGEST, NAME, drawn_case, drawn_mode
 
+pytestmark = pytest.mark.in_turns(12)
+
 #: Masks that differ in who adds before whom, and what makes dS another product.
 NAMES = ("full", "causal", "window", "documents", "holes", "softcap")
 #: A developer's run takes half of these, for one width each, which is another one for each.

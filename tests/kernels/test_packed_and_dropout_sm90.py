@@ -17,6 +17,8 @@ from flashgen.verify.cases.packed import Packing
 from tests.drawn import LEVEL, diagonal, some
 from tests.kernels.test_forward_sm90 import DTYPES, LOGITS, SPECS, check, drawn_case, drawn_mode, forward_spec, launches
 
+pytestmark = pytest.mark.in_turns(6)
+
 #: Cases of each spec.
 CASES = {"sample": 2, "ci": 12, "nightly": 100}[LEVEL]
 SLOPES = np.array([0.3, -0.1, 0.02, 1.0], np.float32)

@@ -11,6 +11,8 @@ from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartiti
 from flashgen.verify.cases.packed import Packing
 from tests.drawn import IS_SAMPLE
 
+pytestmark = pytest.mark.in_turns(6)
+
 Spec = AttentionSpec
 
 PACKING = Packing(((30, 70), (150, 33), (17, 0)), ((20, 65), (150, 33), (0, 0)), True)
