@@ -13,9 +13,9 @@
 //          296  Operands of warp-level matrix products.
 //          386  Warp-level matrix products.
 //          457  Streaming tiles between global and shared memory.
-//          570  What the backward kernels are made of.
-//          594  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          783  The kernel: its configuration, parameters and text.
+//          573  What the backward kernels are made of.
+//          597  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          786  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -215,9 +215,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>
@@ -480,9 +480,12 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
       if (i < valid) chunk.words[i] = bits_of(source[i]);
     }
   } else {
+    constexpr i32 bits = 8 * static_cast<i32>(sizeof(T)), word_elements = 32 / bits;
 #pragma unroll
     for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+      if (i < valid) {
+        chunk.words[i / word_elements] |= static_cast<u32>(source[i].bits) << (bits * (i % word_elements));
+      }
     }
   }
   return chunk;

@@ -14,9 +14,9 @@
 //          386  Warp-level matrix products.
 //          457  Banded masks.
 //          479  Streaming tiles between global and shared memory.
-//          528  What the backward kernels are made of.
-//          552  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          762  The kernel: its configuration, parameters and text.
+//          531  What the backward kernels are made of.
+//          555  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          765  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -215,9 +215,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
@@ -492,9 +492,12 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
       if (i < valid) chunk.words[i] = bits_of(source[i]);
     }
   } else {
+    constexpr i32 bits = 8 * static_cast<i32>(sizeof(T)), word_elements = 32 / bits;
 #pragma unroll
     for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+      if (i < valid) {
+        chunk.words[i / word_elements] |= static_cast<u32>(source[i].bits) << (bits * (i % word_elements));
+      }
     }
   }
   return chunk;

@@ -12,16 +12,16 @@
 // contents   29  Instructions, one per function: types, device, copy, math, matrix.
 //           198  Element types.
 //           267  Finding NaN and infinity.
-//           284  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           351  Operands of warp-level matrix products.
-//           441  Warp-level matrix products.
-//           512  Banded masks.
-//           584  Walking over the tiles that a mask does not rule out.
-//           619  Streaming tiles between global and shared memory.
-//           768  Keeping NaN and infinity where they belong.
-//           788  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           867  What the backward kernels are made of.
-//          1038  The kernel: its configuration, parameters and text.
+//           286  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           353  Operands of warp-level matrix products.
+//           443  Warp-level matrix products.
+//           514  Banded masks.
+//           586  Walking over the tiles that a mask does not rule out.
+//           621  Streaming tiles between global and shared memory.
+//           770  Keeping NaN and infinity where they belong.
+//           790  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           869  What the backward kernels are made of.
+//          1040  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -250,9 +250,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
@@ -273,7 +273,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

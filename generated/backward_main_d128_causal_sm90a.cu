@@ -16,31 +16,31 @@
 //           141  Element types.
 //           178  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
 //           530  Tiles as TMA writes them and wgmma reads them.
-//           654  Which pairs dropout keeps in transposed scores.
-//           662  Banded masks.
-//           722  The order in which persistent blocks draw tiles.
-//           758  Streaming tiles between global and shared memory.
-//           804  Where a tile of keys lies, and the queries that attend to it.
-//           927  Probabilities P of transposed scores, and the factor of dS.
-//           960  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//          1020  Instructions, one per function: packed.
-//          1034  Dropout of probabilities.
-//          1051  Dropout of probabilities in the backward pass.
-//          1081  Writing a warpgroup's results to shared and global memory.
-//          1101  What the backward mainloops do with fragments.
-//          1173  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1194  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
-//          1248  Finding NaN and infinity.
-//          1263  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1282  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
-//          1332  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1379  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1456  What the backward kernels that keep tiles of keys share.
-//          1602  What the warps of a block of the fused backward kernel share.
-//          1707  The backward pass on Hopper, for heads up to 128 wide.
-//          2000  dQ as a sum over tiles of keys, added in any order.
-//          2256  Positions in rings whose number of slots is no power of two.
-//          2280  The kernel: its configuration, parameters and text.
+//           656  Which pairs dropout keeps in transposed scores.
+//           664  Banded masks.
+//           724  The order in which persistent blocks draw tiles.
+//           760  Streaming tiles between global and shared memory.
+//           806  Where a tile of keys lies, and the queries that attend to it.
+//           929  Probabilities P of transposed scores, and the factor of dS.
+//           962  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//          1022  Instructions, one per function: packed.
+//          1036  Dropout of probabilities.
+//          1053  Dropout of probabilities in the backward pass.
+//          1083  Writing a warpgroup's results to shared and global memory.
+//          1103  What the backward mainloops do with fragments.
+//          1175  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1196  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1250  Finding NaN and infinity.
+//          1265  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1284  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
+//          1334  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1381  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1458  What the backward kernels that keep tiles of keys share.
+//          1604  What the warps of a block of the fused backward kernel share.
+//          1709  The backward pass on Hopper, for heads up to 128 wide.
+//          2002  dQ as a sum over tiles of keys, added in any order.
+//          2258  Positions in rings whose number of slots is no power of two.
+//          2282  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -568,11 +568,13 @@ struct PanelTile {
     return {address + static_cast<u32>(index * panel_stride)};
   }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
   // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {

@@ -17,25 +17,25 @@
 //           129  Element types.
 //           164  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
 //           490  Tiles as TMA writes them and wgmma reads them.
-//           591  Which pairs dropout keeps in transposed scores.
-//           599  Banded masks.
-//           652  The order in which persistent blocks draw tiles.
-//           688  Streaming tiles between global and shared memory.
-//           701  Where a tile of keys lies, and the queries that attend to it.
-//           805  Probabilities P of transposed scores, and the factor of dS.
-//           838  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//           898  Instructions, one per function: packed.
-//           912  Dropout of probabilities.
-//           929  Dropout of probabilities in the backward pass.
-//           959  Writing a warpgroup's results to shared and global memory.
-//          1012  What the backward mainloops do with fragments.
-//          1048  Finding NaN and infinity.
-//          1063  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1076  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1122  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1199  What the backward kernels that keep tiles of keys share.
-//          1345  The backward pass on Hopper, for heads wider than 128.
-//          1646  The kernel: its configuration, parameters and text.
+//           593  Which pairs dropout keeps in transposed scores.
+//           601  Banded masks.
+//           654  The order in which persistent blocks draw tiles.
+//           690  Streaming tiles between global and shared memory.
+//           703  Where a tile of keys lies, and the queries that attend to it.
+//           807  Probabilities P of transposed scores, and the factor of dS.
+//           840  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           900  Instructions, one per function: packed.
+//           914  Dropout of probabilities.
+//           931  Dropout of probabilities in the backward pass.
+//           961  Writing a warpgroup's results to shared and global memory.
+//          1014  What the backward mainloops do with fragments.
+//          1050  Finding NaN and infinity.
+//          1065  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1078  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1124  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1201  What the backward kernels that keep tiles of keys share.
+//          1347  The backward pass on Hopper, for heads wider than 128.
+//          1648  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -518,11 +518,13 @@ struct PanelTile {
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
   // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {

@@ -225,9 +225,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>

@@ -12,18 +12,18 @@
 // contents   31  Instructions, one per function: types, device, copy, math, matrix.
 //           200  Element types.
 //           269  Finding NaN and infinity.
-//           286  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           353  Operands of warp-level matrix products.
-//           443  Warp-level matrix products.
-//           514  Banded masks.
-//           587  Walking over the tiles that a mask does not rule out.
-//           622  Streaming tiles between global and shared memory.
-//           771  Keeping NaN and infinity where they belong.
-//           791  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           870  What the backward kernels are made of.
-//          1039  Philox 4x32-10.
-//          1070  Dropout.
-//          1195  The kernel: its configuration, parameters and text.
+//           288  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           355  Operands of warp-level matrix products.
+//           445  Warp-level matrix products.
+//           516  Banded masks.
+//           589  Walking over the tiles that a mask does not rule out.
+//           624  Streaming tiles between global and shared memory.
+//           773  Keeping NaN and infinity where they belong.
+//           793  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           872  What the backward kernels are made of.
+//          1041  Philox 4x32-10.
+//          1072  Dropout.
+//          1197  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -252,9 +252,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
@@ -275,7 +275,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

@@ -12,14 +12,14 @@
 // contents   27  Instructions, one per function: types, device, copy, math, matrix.
 //           196  Element types.
 //           265  Finding NaN and infinity.
-//           282  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           348  Operands of warp-level matrix products.
-//           438  Warp-level matrix products.
-//           509  Banded masks.
-//           571  Streaming tiles between global and shared memory.
-//           720  Keeping NaN and infinity where they belong.
-//           740  What the backward kernels are made of.
-//           911  The kernel: its configuration, parameters and text.
+//           284  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           350  Operands of warp-level matrix products.
+//           440  Warp-level matrix products.
+//           511  Banded masks.
+//           573  Streaming tiles between global and shared memory.
+//           722  Keeping NaN and infinity where they belong.
+//           742  What the backward kernels are made of.
+//           913  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -248,9 +248,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
@@ -271,7 +271,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

@@ -12,17 +12,17 @@
 // contents   30  Instructions, one per function: types, device, copy, math, matrix.
 //           199  Element types.
 //           268  Finding NaN and infinity.
-//           285  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           352  Operands of warp-level matrix products.
-//           442  Warp-level matrix products.
-//           513  Banded masks.
-//           585  Walking over the tiles that a mask does not rule out.
-//           620  Streaming tiles between global and shared memory.
-//           769  Keeping NaN and infinity where they belong.
-//           789  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           868  What the backward kernels are made of.
-//          1037  Sequences of different lengths, packed.
-//          1077  The kernel: its configuration, parameters and text.
+//           287  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           354  Operands of warp-level matrix products.
+//           444  Warp-level matrix products.
+//           515  Banded masks.
+//           587  Walking over the tiles that a mask does not rule out.
+//           622  Streaming tiles between global and shared memory.
+//           771  Keeping NaN and infinity where they belong.
+//           791  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           870  What the backward kernels are made of.
+//          1039  Sequences of different lengths, packed.
+//          1079  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -251,9 +251,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
@@ -274,7 +274,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>

@@ -16,24 +16,24 @@
 //           166  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
 //           501  Rings of slots in shared memory, filled by one side and emptied by the other.
 //           550  Tiles as TMA writes them and wgmma reads them.
-//           661  Dropout of probabilities.
-//           676  Dropout of probabilities in the backward pass.
-//           699  Banded masks.
-//           773  The order in which persistent blocks draw tiles.
-//           809  Streaming tiles between global and shared memory.
-//           822  Where a tile of keys lies, and the queries that attend to it.
-//           832  Probabilities P of transposed scores, and the factor of dS.
-//           860  Writing a warpgroup's results to shared and global memory.
-//           913  What the backward mainloops do with fragments.
-//           931  Finding NaN and infinity.
-//           946  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//           961  The sizes of a forward kernel for Hopper.
-//           984  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1022  Which tile of queries a persistent block computes next.
-//          1055  A tile of queries in the kernel that computes dQ alone.
-//          1086  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1150  The backward pass on Hopper, for heads wider than 128.
-//          1486  The kernel: its configuration, parameters and text.
+//           663  Dropout of probabilities.
+//           678  Dropout of probabilities in the backward pass.
+//           701  Banded masks.
+//           775  The order in which persistent blocks draw tiles.
+//           811  Streaming tiles between global and shared memory.
+//           824  Where a tile of keys lies, and the queries that attend to it.
+//           834  Probabilities P of transposed scores, and the factor of dS.
+//           862  Writing a warpgroup's results to shared and global memory.
+//           915  What the backward mainloops do with fragments.
+//           933  Finding NaN and infinity.
+//           948  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           963  The sizes of a forward kernel for Hopper.
+//           986  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1027  Which tile of queries a persistent block computes next.
+//          1060  A tile of queries in the kernel that computes dQ alone.
+//          1091  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1155  The backward pass on Hopper, for heads wider than 128.
+//          1491  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -580,11 +580,13 @@ struct PanelTile {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
   // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
@@ -985,6 +987,9 @@ struct ForwardSm90Config {
 // A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
 // lie. The Tile policy of the mainloop.
 
+// What a lane knows of the pages of a tile of keys: nothing where there are none.
+struct NoPages {};
+
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
   end,    // there is no further tile
@@ -1011,10 +1016,10 @@ struct alignas(16) DenseTile {
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
 };
@@ -1273,11 +1278,11 @@ struct BackwardQueryMainloop {
       if (elected) {
         shared.k_ring().wait_empty(k_at);
         mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), KTile::bytes);
-        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+        tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
         if (is_first) load_gradients(tile);
         shared.v_ring().wait_empty(v_at);
         mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), VTile::bytes);
-        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv, thread);
+        tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), block * cfg.tile_kv);
       }
       k_at.advance();
       v_at.advance();

@@ -11,15 +11,15 @@
 // contents   27  Instructions, one per function: types, device, copy, math, matrix.
 //           180  Element types.
 //           242  Finding NaN and infinity.
-//           259  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           325  Operands of warp-level matrix products.
-//           424  Warp-level matrix products.
-//           495  Banded masks.
-//           566  Walking over the tiles that a mask does not rule out.
-//           601  Streaming tiles between global and shared memory.
-//           756  Keeping NaN and infinity where they belong.
-//           826  What the backward kernels are made of.
-//           948  The kernel: its configuration, parameters and text.
+//           261  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           327  Operands of warp-level matrix products.
+//           426  Warp-level matrix products.
+//           497  Banded masks.
+//           568  Walking over the tiles that a mask does not rule out.
+//           603  Streaming tiles between global and shared memory.
+//           758  Keeping NaN and infinity where they belong.
+//           829  What the backward kernels are made of.
+//           951  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -228,9 +228,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>
@@ -248,7 +248,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -788,12 +790,14 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
+  using T = typename Tile::Element;
+  constexpr i32 bits = 8 * static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<T>(word);
     // From the sign bit of each non-finite element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+    word &= kIsFloat<T> ? (signs != 0 ? 0u : ~0u) : ~((signs >> (bits - 1)) * ((1u << bits % 32) - 1u));
   }
   block_sync();
 }
@@ -801,10 +805,9 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
 // through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
 // every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
-                                             GlobalRows<const typename Tile::Element> source, Range keys,
-                                             const Mask& mask, Thread thread) {
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask, class T = typename Tile::Element>
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRows<const T> source,
+                                             Range keys, const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {

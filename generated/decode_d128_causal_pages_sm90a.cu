@@ -12,38 +12,39 @@
 // smem     182912 bytes
 // because  four warps keep up to 128 KiB of keys and values under way, and two warpgroups take turns
 //
-// contents   54  Instructions, one per function: types, device, copy, math, matrix.
-//           180  Element types.
-//           228  Banded masks.
-//           283  Streaming tiles between global and shared memory.
-//           299  Keys and values in a cache.
-//           358  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           680  What a softmax takes exponentials of.
-//           710  What an online softmax keeps of each row from one tile of keys to the next.
-//           723  The online softmax.
-//           844  The sizes of a decode kernel.
-//           891  The rows of a tile.
-//           999  The type of the cache's elements.
-//          1024  Blocks that go over the same keys at the same time, each for different rows.
-//          1058  Results of a part of the keys.
-//          1135  What happens to products Q K^T before the softmax.
-//          1156  The results of rows.
-//          1262  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1301  From the results of warps, each with keys of its own, to those of a block.
-//          1423  Which tiles of keys a block works on.
-//          1639  A block's share of an item.
-//          1699  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1737  Tiles as TMA writes them and wgmma reads them.
-//          1829  S = Q K^T and O += P V of the forward kernel.
-//          1895  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1942  Finding NaN and infinity.
-//          1959  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          2028  Sequences of different lengths, packed.
-//          2066  A tile of queries, as the scheduler announces it to producer and consumers.
-//          2077  The online softmax of a warpgroup's rows.
-//          2096  Walking over the tiles that a mask does not rule out.
-//          2131  Attention of few new tokens to a cache, on Hopper.
-//          2429  The kernel: its configuration, parameters and text.
+// contents   55  Instructions, one per function: types, device, copy, math, matrix.
+//           181  Element types.
+//           229  Banded masks.
+//           308  Streaming tiles between global and shared memory.
+//           324  Keys and values in a cache.
+//           383  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           702  What a softmax takes exponentials of.
+//           732  What an online softmax keeps of each row from one tile of keys to the next.
+//           745  The online softmax.
+//           889  The sizes of a decode kernel.
+//           938  The rows of a tile.
+//          1046  The type of the cache's elements.
+//          1071  Blocks that go over the same keys at the same time, each for different rows.
+//          1105  Results of a part of the keys.
+//          1180  What happens to products Q K^T before the softmax.
+//          1201  The results of rows.
+//          1335  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1374  From the results of warps, each with keys of its own, to those of a block.
+//          1497  Tiles as TMA writes them and wgmma reads them.
+//          1591  S = Q K^T and O += P V of the forward kernel.
+//          1657  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1704  Finding NaN and infinity.
+//          1723  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1807  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1858  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1912  Walking over the tiles that a mask does not rule out.
+//          1947  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1995  Which tiles of keys a block works on.
+//          2217  What a block computes of an item.
+//          2281  What Hopper's decode kernels have in common.
+//          2354  The online softmax of a warpgroup's rows.
+//          2378  Attention of few new tokens to a cache, on Hopper.
+//          2537  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -280,6 +281,30 @@ struct Band {
   }
 };
 
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  return allowed;
+}
+
+// Sets the bits of a lane's pairs that a mask allows.
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
@@ -434,6 +459,10 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+// Prefetches the map itself.
+FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // ---- flashgen/ptx/grid.cuh
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
@@ -441,23 +470,15 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
 
 // ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
-// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
-// ordered before that.
-FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+// Adds 1, or sets 0 after `last`. This thread sees what those saw that incremented before it, and those after
+// it see what this thread saw and wrote.
+FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last) {
   u32 before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(address), "r"(value)
+               : "l"(address), "r"(last)
                : "memory");
   return before;
-}
-FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
@@ -608,7 +629,7 @@ struct WgmmaTail<true, a, b> {
 // ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, which add to the same accumulators, as one asm statement: most of the compile
 // time goes into accumulators that enter and leave statements. Left operands and, in shared memory, right
-// ones are K-major. Beside left operands in registers the right ones are MN-major.
+// ones are K-major.
 
 template <i32 n>
 struct WgmmaFours {
@@ -629,25 +650,26 @@ struct WgmmaFours {
                    "r"(add), WGMMA_FORM);                                                                    \
   }
 // The last product is issued first.
-#define WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, i16, i17,  \
-                      i18, i19, i20, i21, i22)                                                            \
-  template <class T, Major... majors>                                                                     \
-  FLASHGEN_DEVICE static void add_rs(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
-    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)             \
-                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                \
-                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                    \
-                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"          \
-                 : WGMMA_REGISTERS_##n("+f")                                                              \
-                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),    \
-                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),      \
-                   WGMMA_FORM);                                                                           \
+#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
+                      i16, i17, i18, i19, i20, i21, i22)                                                    \
+  template <class T, Major... majors>                                                                       \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
+                 : WGMMA_REGISTERS_##n(c)                                                                   \
+                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),      \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),        \
+                   WGMMA_FORM);                                                                             \
   }
-#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)     \
-  template <>                                                                   \
-  struct WgmmaFours<n> {                                                        \
-    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
-    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
-    WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__)  \
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
+  template <>                                                                                \
+  struct WgmmaFours<n> {                                                                     \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+    WGMMA_RS_FOUR(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 WGMMA_SHAPES(WGMMA_FOURS)
@@ -727,6 +749,27 @@ FLASHGEN_DEVICE float row_total(float x) {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// The power of two of the largest exponential of a row.
+template <class Logits>
+constexpr float headroom_of() {
+  if constexpr (requires { Logits::kHeadroom; }) {
+    return Logits::kHeadroom;
+  } else {
+    return 0.0f;
+  }
+}
+
+// The reference maximum of a row whose largest logit is `logit`. Without headroom it is that logit: 16-bit
+// kernels do not subtract.
+template <class Logits>
+FLASHGEN_DEVICE float reference_below(float logit) {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return logit;
+  } else {
+    return logit - Logits::distance(headroom_of<Logits>());
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -735,7 +778,8 @@ struct EqualWeights {
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  // The running maximum of the row's logits less the headroom, a reference maximum: the factor taken out of
+  // the row.
   float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
@@ -828,8 +872,9 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
-        if (lags) reference_max[m][h] = tile_maximum;
+        const float raised = reference_below<Logits>(tile_maximum);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
+        if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {
@@ -858,8 +903,8 @@ struct DecodeConfig {
   i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
-  // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
-  i32 least_tiles;
+  // Parts of eight rows that a block merges in the time of a tile of keys.
+  i32 merged_parts;
   // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
@@ -871,6 +916,8 @@ struct DecodeConfig {
 
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
+// Rows that the lanes of a warp merge at a time.
+constexpr i32 kMergedRows = 8;
 
 // Named barriers of the warps that compute, and of all.
 constexpr i32 kConsumerBarrier = 1;
@@ -1051,8 +1098,8 @@ struct Team {
   // This block's team, and how many there are. Blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The member of team `index` that has the same rows as this block.
-  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
 // ---- flashgen/decode/partials.cuh
@@ -1060,20 +1107,20 @@ struct Team {
 // of exponentials. They are merged exactly, whatever the size of the logits.
 
 // The factor taken out of a row's exponentials, and their sum.
-struct RowTotal {
+struct alignas(8) RowTotal {
   float reference_max;
   float sum;
 };
 
 // The weight of a part of a row whose parts have the common reference maximum `most`.
 template <class Logits>
-FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float most) {
-  return exp2_approx(logits.powers(reference_max - (most == -kInfinity ? 0.0f : most)));
+FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
+  return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
 }
 
-// Partial results in the workspace. A slot holds those of one part of an item: for each eight columns a small
-// matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do not
-// exist take no room.
+// Partial results in the workspace, those of one part of an item after another: for each eight columns a
+// small matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do
+// not exist take no room.
 template <i32 blocks>
 struct Partials {
   float* out;
@@ -1082,14 +1129,17 @@ struct Partials {
 
   template <class Params>
   FLASHGEN_DEVICE static Partials of(const Params& p) {
-    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.slot_rows};
+    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.partial_rows};
   }
   // Two columns of block `n`, from `column` on.
-  FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
-    return out + ((static_cast<i64>(slot) * blocks + n) * rows + row) * 8 + column;
+  FLASHGEN_DEVICE float* pair(i32 index, i32 n, i32 row, i32 column) const {
+    return out + index * partial_floats() + n * block_floats() + row * 8 + column;
   }
-  FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
-    return totals[static_cast<i64>(slot) * rows + row];
+  // From each part to the next, and from each block of columns to the next.
+  FLASHGEN_DEVICE i64 partial_floats() const { return blocks * block_floats(); }
+  FLASHGEN_DEVICE i64 block_floats() const { return i64{8} * rows; }
+  FLASHGEN_DEVICE RowTotal& total(i32 index, i32 row) const {
+    return totals[static_cast<i64>(index) * rows + row];
   }
 };
 
@@ -1097,37 +1147,32 @@ struct alignas(8) FloatPair {
   float values[2];
 };
 
-// The slots of an item's parts, in the order of its keys. With parts of fixed sizes each has a slot of its
-// own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
-// itself.
-struct PartSlots {
-  Team team;
-  bool is_fixed;
+// Where an item's parts lie among all in the workspace, in the order of its keys.
+struct PartialIndices {
   i32 count;
-  // The item's first unit among those of all items, and the block that begins it.
-  i32 first_unit;
-  i32 first_block;
+  i32 first;
+  // Of the second part, and from each part to the next one.
+  i32 second;
+  i32 stride;
 
-  FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return team.member(first_unit + part);
-    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
+  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all.
+  FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
+    return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
+  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
+  // that a block before it has begun, and of one that it begins itself.
+  FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
+    return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
+  }
+  FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
+// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
 // arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  consumers_sync<cfg>();
-  if (thread.index() == 0) {
-    const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
-    if (is_last) {
-      load_acquire(counter);
-      store_release(counter, 0u);
-    }
-    shared = is_last;
-  }
+  if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
   consumers_sync<cfg>();
   return shared != 0;
 }
@@ -1169,59 +1214,45 @@ struct RowResults {
   RowTotal (&totals)[cfg.tile_q];
   Thread thread;
 
-  // Leaves the totals of a part in its slot.
-  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 slot) const {
-    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
+  // Stores the totals of a part in the workspace.
+  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 index) const {
+    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys.
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
-    const auto partials = Partials<out_blocks>::of(p);
+  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
+  // waits for memory once for many parts.
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
-    // The lanes of a warp take the parts of a row in turns.
-    for (i32 row = thread.warp; row < item.rows; row += cfg.warps) {
-      float most = -kInfinity, total = 0.0f;
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize)
-        most = maximum(most, partials.total(slots(part), row).reference_max);
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) most = maximum(most, shuffle_xor(most, bit));
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize) {
-        const RowTotal own = partials.total(slots(part), row);
-        total += own.sum * weight_of_part(logits, own.reference_max, most);
-      }
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
-      if (thread.lane == 0) totals[row] = {most, total};
-    }
-    consumers_sync<cfg>();
-    // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
-    // wait for all parts.
-    constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
 #pragma unroll 1
-    for (i32 row = thread.row(); row < item.rows; row += 8) {
-      const RowTotal total = totals[row];
+    for (i32 row = thread.row(); row < item.rows; row += kMergedRows) {
+      RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
-#pragma unroll parts_at_once
-      for (i32 part = 0; part < slots.count; ++part) {
-        const i32 slot = slots(part);
-        const float weight =
-            weight_of_part(logits, partials.total(slot, row).reference_max, total.reference_max);
+#pragma unroll 1
+      for (i32 first = 0; first < indices.count; first += LoadedParts::count) {
+        const LoadedParts parts = load_parts(indices, first, row);
+        float row_max = total.reference_max;
 #pragma unroll
-        for (i32 i = 0; i < own_blocks; ++i) {
-          const i32 n = thread.warp + i * cfg.warps;
-          if (n >= out_blocks) break;
-          const FloatPair pair =
-              *reinterpret_cast<const FloatPair*>(partials.pair(slot, n, row, thread.column()));
+        for (const RowTotal& part : parts.totals) row_max = maximum(row_max, part.reference_max);
+        const float kept = weight_of_part(logits, total.reference_max, row_max);
+        total = {row_max, total.sum * kept};
 #pragma unroll
-          for (i32 c = 0; c < 2; ++c)
-            sums[i].values[c] = fused_multiply_add(weight, pair.values[c], sums[i].values[c]);
+        for (FloatPair& sum : sums) sum = {{sum.values[0] * kept, sum.values[1] * kept}};
+#pragma unroll
+        for (i32 i = 0; i < LoadedParts::count; ++i) {
+          const float weight = weight_of_part(logits, parts.totals[i].reference_max, row_max);
+          total.sum += parts.totals[i].sum * weight;
+#pragma unroll
+          for (i32 b = 0; b < own_blocks; ++b) {
+#pragma unroll
+            for (i32 c = 0; c < 2; ++c)
+              sums[b].values[c] = fused_multiply_add(weight, parts.pairs[i][b].values[c], sums[b].values[c]);
+          }
         }
       }
       const Finished finished = with_sink(row, total);
 #pragma unroll
-      for (i32 i = 0; i < own_blocks; ++i) {
-        const i32 n = thread.warp + i * cfg.warps;
-        if (n < out_blocks) store_result(row, n, sums[i], finished);
+      for (i32 b = 0; b < own_blocks; ++b) {
+        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
       }
     }
   }
@@ -1235,10 +1266,10 @@ struct RowResults {
   FLASHGEN_DEVICE Finished with_sink(i32 row, RowTotal total) const {
     const Logits logits = Score::logits(p);
     const float sink = Logits::as_reference_max(Score::sink(p, item, RowPlace::of(p, item, row).head));
-    const float most = maximum(total.reference_max, sink),
-                weight = weight_of_part(logits, total.reference_max, most);
-    const float sum = total.sum * weight + weight_of_part(logits, sink, most);
-    return {{most, sum}, sum == 0.0f ? 0.0f : weight / sum};
+    const float row_max = maximum(total.reference_max, sink),
+                weight = weight_of_part(logits, total.reference_max, row_max);
+    const float sum = total.sum * weight + weight_of_part(logits, sink, row_max);
+    return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
   // Writes two columns of O and, with the first ones, L.
@@ -1256,6 +1287,48 @@ struct RowResults {
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
     }
+  }
+
+ private:
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
+  FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
+  FLASHGEN_DEVICE bool has_block(i32 b) const {
+    return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
+  }
+
+  // A lane's row and columns of several parts. Those beyond the last part are empty.
+  struct LoadedParts {
+    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
+    RowTotal totals[count];
+    FloatPair pairs[count][own_blocks];
+  };
+
+  // Starts all loads before the first of them has arrived. So no branch may come between them.
+  FLASHGEN_DEVICE LoadedParts load_parts(const PartialIndices& indices, i32 first, i32 row) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    LoadedParts parts;
+    const i32 index = indices(first);
+    const RowTotal* total = &partials.total(index, row);
+    const float* pair = partials.pair(index, thread.warp, row, thread.column());
+    const i64 between_blocks = partials.block_floats() * cfg.warps;
+#pragma unroll
+    for (i32 i = 0; i < LoadedParts::count; ++i) {
+      const bool exists = first + i < indices.count;
+      parts.totals[i] = exists ? *total : RowTotal{-kInfinity, 0.0f};
+#pragma unroll
+      for (i32 b = 0; b < own_blocks; ++b) {
+        parts.pairs[i][b] = exists && has_block(b)
+                                ? *reinterpret_cast<const FloatPair*>(pair + b * between_blocks)
+                                : FloatPair{};
+      }
+      // Only the second part may lie at another distance.
+      const i64 distance = i == 0 ? indices(first + 1) - index : indices.stride;
+      total += distance * partials.rows;
+      pair += distance * partials.partial_floats();
+    }
+    return parts;
   }
 };
 
@@ -1315,22 +1388,22 @@ struct DecodeResults {
   static constexpr i32 out_blocks = dim_v / 8;
   // With producers, the ring already fills for the next item, so results need a buffer of their own. To halve
   // it, the upper half of the warps add their O to that of the lower half.
-  static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
-  static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
+  static constexpr i32 buffers = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
+  static constexpr i32 bytes = buffers * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
   using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
 
   Rows rows;
-  // `slots` results of 16 rows, in the layout of a warp's lanes.
-  float* out_of_slots;
+  // `buffers` results of 16 rows, in the layout of a warp's lanes.
+  float* out_buffers;
   RowTotal (&totals_of_warps)[cfg.warps][kRowBlock];
   // How many warps have different rows.
   i32 row_warps;
 
   // Brings the warps' results to common reference maxima, and puts them into shared memory.
-  FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
+  FLASHGEN_DEVICE void reduce_warps(Output& out, const Softmax& softmax) const {
     const Thread thread = rows.thread;
     RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals_of_warps;
     // No warp needs the ring any more.
@@ -1346,40 +1419,41 @@ struct DecodeResults {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = thread.row() + 8 * h;
-      float most = -kInfinity, total = 0.0f;
+      float row_max = -kInfinity, total = 0.0f;
       for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        most = maximum(most, of_warps[w][row].reference_max);
+        row_max = maximum(row_max, of_warps[w][row].reference_max);
       for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, most);
-      const float factor = weight_of_part(logits, softmax.reference_max[0][h], most);
+        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, row_max);
+      const float factor = weight_of_part(logits, softmax.reference_max[0][h], row_max);
 #pragma unroll
       for (i32 n = 0; n < out_blocks; ++n) {
         out[0][n][2 * h] *= factor;
         out[0][n][2 * h + 1] *= factor;
       }
       if (thread.warp < row_warps && thread.column() == 0)
-        rows.totals[row_block * kRowBlock + row] = {most, total};
+        rows.totals[row_block * kRowBlock + row] = {row_max, total};
     }
     float flat[4 * out_blocks];
 #pragma unroll
     for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
-    if constexpr (slots < cfg.warps) {
+    if constexpr (buffers < cfg.warps) {
       const bool has_rows = row_block < rows.item.row_blocks();
-      if (has_rows && thread.warp >= slots) write_fragments(slot_out(thread.warp - slots), flat, thread);
+      if (has_rows && thread.warp >= buffers)
+        write_fragments(out_buffer(thread.warp - buffers), flat, thread);
       consumers_sync<cfg>();
-      if (has_rows && thread.warp < slots) add_fragments(slot_out(thread.warp), flat, thread);
+      if (has_rows && thread.warp < buffers) add_fragments(out_buffer(thread.warp), flat, thread);
     } else {
-      write_fragments(slot_out(thread.warp), flat, thread);
+      write_fragments(out_buffer(thread.warp), flat, thread);
     }
     consumers_sync<cfg>();
   }
 
-  // Leaves a part's results in its slot.
-  FLASHGEN_DEVICE void store_part(i32 slot) const {
+  // Stores a part's results in the workspace.
+  FLASHGEN_DEVICE void store_part(i32 index) const {
     const auto partials = Partials<out_blocks>::of(rows.p);
-    rows.store_totals(partials, slot);
+    rows.store_totals(partials, index);
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      *reinterpret_cast<FloatPair*>(partials.pair(slot, n, row, rows.thread.column())) = pair;
+      *reinterpret_cast<FloatPair*>(partials.pair(index, n, row, rows.thread.column())) = pair;
     });
   }
 
@@ -1390,13 +1464,13 @@ struct DecodeResults {
     });
   }
 
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const { rows.merge(indices); }
 
  private:
-  FLASHGEN_DEVICE float* slot_out(i32 slot) const { return out_of_slots + slot * kRowBlock * dim_v; }
+  FLASHGEN_DEVICE float* out_buffer(i32 buffer) const { return out_buffers + buffer * kRowBlock * dim_v; }
 
   // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
-  // columns. Each warp takes blocks of its own, and adds up the slots.
+  // columns. Each warp takes blocks of its own, and adds up the buffers.
   template <class Visit>
   FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
     const DecodeItem& item = rows.item;
@@ -1405,9 +1479,9 @@ struct DecodeResults {
     for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
       const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
       float sums[4] = {};
-      for (i32 slot = row_block; slot < slots; slot += row_warps) {
+      for (i32 buffer = row_block; buffer < buffers; buffer += row_warps) {
         float own[4];
-        read_fragments(own, slot_out(slot) + n * 4 * kWarpSize, thread);
+        read_fragments(own, out_buffer(buffer) + n * 4 * kWarpSize, thread);
 #pragma unroll
         for (i32 e = 0; e < 4; ++e) sums[e] += own[e];
       }
@@ -1417,320 +1491,6 @@ struct DecodeResults {
         if (row < item.rows) visit(row, n, FloatPair{{sums[2 * h], sums[2 * h + 1]}});
       }
     }
-  }
-};
-
-// ---- flashgen/decode/scheduler.cuh
-// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
-// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
-// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
-// other lengths.
-//
-// A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
-// whatever else is in the batch, and its result has the same bits.
-//
-// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
-// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
-// `item_tiles` extra units.
-//
-// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
-// tiles of rows. "Block" below is a team where there are any.
-
-// Units that an item counts more than it has.
-template <DecodeConfig cfg, class Params>
-FLASHGEN_DEVICE i32 extra_units(const Params& p) {
-  return p.part_tiles == 0 ? cfg.item_tiles : 0;
-}
-
-// The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
-struct SequenceWork {
-  CachedSequence cached;
-  Range tiles;
-  // Units of an item, and what all items count as.
-  i32 units;
-  i32 all_units;
-
-  template <DecodeConfig cfg, class Mask, class Params>
-  FLASHGEN_DEVICE static SequenceWork of(const Params& p, i32 sequence) {
-    const CachedSequence cached = CachedSequence::of(p, sequence);
-    Range tiles = {0, ceil_div(cached.len_kv, cfg.tile_kv)};
-    if constexpr (!cfg.varies_by_head)
-      tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
-    tiles.end = larger(tiles.end, tiles.begin + 1);
-    const i32 row_tiles = Team::rounds(p, ceil_div(cached.len_q * p.group, cfg.tile_q));
-    const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
-    return {cached, tiles, units, (units + extra_units<cfg>(p)) * row_tiles};
-  }
-
-  template <DecodeConfig cfg, class Params>
-  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
-    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
-    return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
-            tiles};
-  }
-};
-
-// How the units of all items are shared out.
-struct alignas(16) Shares {
-  i64 units;
-  i64 blocks;
-
-  FLASHGEN_DEVICE i32 begin(i32 block) const {
-    return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
-  }
-  // The block that owns a unit.
-  FLASHGEN_DEVICE i32 owner(i32 unit) const {
-    return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
-  }
-
- private:
-  FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
-};
-
-// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
-// item's first unit is number `first_unit`.
-struct alignas(16) Assignment {
-  bool exists;
-  DecodeItem item;
-  i32 units;
-  i32 begin;
-  i32 end;
-  i32 first_unit;
-};
-
-// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
-// same place: `unit` counts those of one head of one sequence.
-struct ShareCursor {
-  i32 at;
-  i32 end;
-  i32 head_kv;
-  i32 sequence;
-  i32 unit;
-
-  // Assigns the next units.
-  template <DecodeConfig cfg, class Mask, class Params>
-  FLASHGEN_DEVICE void advance(const Params& p, Assignment& next) {
-    const i32 extra = extra_units<cfg>(p);
-    while (at < end) {
-      SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
-      while (unit >= work.all_units) {
-        unit -= work.all_units;
-        if (++sequence == p.batch) {
-          sequence = 0;
-          ++head_kv;
-        }
-        work = SequenceWork::of<cfg, Mask>(p, sequence);
-      }
-      const i32 of_item = extra + work.units, row_tile = unit / of_item, begin = unit - row_tile * of_item;
-      const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
-      at += count;
-      unit += count;
-      // Only extra units of this item are in the share, so the next block starts the item.
-      if (begin + count <= extra) continue;
-      next = {true,
-              work.item<cfg>(p, sequence, head_kv, row_tile),
-              work.units,
-              larger(begin - extra, 0),
-              begin + count - extra,
-              first_unit};
-      // The last tiles of rows may be fewer than the blocks of a team.
-      if constexpr (requires { p.team; }) {
-        if (next.item.rows <= 0) continue;
-      }
-      return;
-    }
-    next.exists = false;
-  }
-};
-
-// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
-// runs it.
-template <DecodeConfig cfg, class Mask>
-struct DecodeScheduler {
-  static constexpr i32 threads = cfg.warps * kWarpSize;
-  i32 warp_units[cfg.warps];
-  Shares shares;
-  // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
-  ShareCursor cursors[1 + cfg.producers];
-  // Where there are producers, the warps that compute use the first two in turns.
-  Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
-
-  // All threads that compute call. Each counts the units of consecutive sequences.
-  template <class Params>
-  FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
-    const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
-    const i32 last = smaller(first + each, p.batch);
-    i32 own = 0;
-#pragma unroll 4
-    for (i32 i = first; i < last; ++i) own += SequenceWork::of<cfg, Mask>(p, i).all_units;
-    // A prefix sum over the threads.
-    i32 before = own;
-#pragma unroll
-    for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
-      const i32 other = shuffle(before, (thread.lane - distance) & 31);
-      if (thread.lane >= distance) before += other;
-    }
-    if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
-    consumers_sync<cfg>();
-    i32 of_head = 0;
-#pragma unroll
-    for (i32 w = 0; w < cfg.warps; ++w) {
-      if (w < thread.warp) before += warp_units[w];
-      of_head += warp_units[w];
-    }
-    before -= own;
-    const i32 all = of_head * p.heads_kv;
-    // Merging costs more with more rows, so a block needs more tiles.
-    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    if constexpr (requires { p.team; }) {
-      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
-      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
-      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
-      while (least * least < each) ++least;
-    }
-    const Team team = Team::of(p);
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
-    const i32 begin = all_shares.begin(team.index());
-    const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
-    if (thread.index() == 0) {
-      shares = all_shares;
-      for (ShareCursor& cursor : cursors) {
-        cursor.at = begin;
-        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
-      }
-    }
-    if (before <= begin_of_head && begin_of_head < before + own) {
-      // The share begins among this thread's sequences.
-      for (ShareCursor& cursor : cursors) {
-        cursor.head_kv = head_kv;
-        cursor.sequence = first;
-        cursor.unit = begin_of_head - before;
-      }
-    }
-  }
-
-  // The next assignment. All threads that compute call this, once they are done with the current one.
-  template <class Params>
-  FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
-    consumers_sync<cfg>();
-    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p, assignments[0]);
-    consumers_sync<cfg>();
-    return assignments[0];
-  }
-
-  // Fetches the next assignment while the warps compute the current one. The barrier at the top of their loop
-  // publishes it.
-  template <class Params>
-  FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
-    if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);
-  }
-
-  // The next assignment of a producer, which calls with all its lanes.
-  template <class Params>
-  FLASHGEN_DEVICE const Assignment& next_to_copy(const Params& p, i32 producer, Thread thread) {
-    warp_sync();
-    if (thread.lane == 0) cursors[1 + producer].template advance<cfg, Mask>(p, assignments[2 + producer]);
-    warp_sync();
-    return assignments[2 + producer];
-  }
-};
-
-// ---- flashgen/decode/share.cuh
-// A block's share of an item: its parts one after another, and the merge of all parts by the last block.
-
-// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
-// after that loop.
-struct ItemParts {
-  PartSlots slots;
-  // How many blocks share the item.
-  i32 blocks;
-
-  template <class Params>
-  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
-    const i32 first_block = shares.owner(assigned.first_unit);
-    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
-            blocks};
-  }
-};
-
-// Calls visit(part, tiles) for the parts of a share: those of fixed size one by one (batch_invariant), or all
-// tiles at once.
-template <class Params, class Visit>
-FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
-  const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
-  const auto next = [&](i32 unit) { return p.part_tiles != 0 ? unit + 1 : assigned.end; };
-#pragma unroll 1
-  for (i32 unit = assigned.begin; unit < assigned.end; unit = next(unit)) {
-    const Range tiles = assigned.item.tiles;
-    visit(unit,
-          Range{tiles.begin + unit * unit_tiles, smaller(tiles.end, tiles.begin + next(unit) * unit_tiles)});
-  }
-}
-
-// `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
-// a part, and merges parts. All threads that compute call.
-template <DecodeConfig cfg, class Params, class Results, class Attend>
-FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, const Shares& shares,
-                                   u32& is_last, Thread thread, const Results& results,
-                                   const Attend& attend) {
-  ItemParts parts;
-  for_each_part(p, assigned, [&](i32 unit, Range tiles) {
-    attend(tiles);
-    parts = ItemParts::of(p, assigned, shares);
-    const PartSlots& slots = parts.slots;
-    if (slots.count == 1) {
-      results.store_whole();
-    } else {
-      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
-    }
-    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
-    // all threads have stored.
-    consumers_sync<cfg>();
-  });
-  const auto& [slots, blocks] = parts;
-  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
-                                                           static_cast<u32>(blocks), is_last, thread)))
-    results.merge(slots);
-}
-
-// ---- flashgen/decode/visited_tiles.cuh
-// Which keys, and which tiles of them, the rows of an item may attend to.
-
-template <DecodeConfig cfg, class Mask, class Params>
-struct VisitedTiles {
-  const Params& p;
-
-  // The keys that some row may attend to.
-  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
-    const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
-    return {keys.begin, smaller(keys.end, item.cached.len_kv)};
-  }
-
-  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
-  FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-    const Range own =
-        mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
-    const i32 begin = larger(tiles.begin, own.begin);
-    return {begin, larger(begin, smaller(tiles.end, own.end))};
-  }
-
-  // A function that tells whether a tile of keys holds allowed pairs.
-  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
-    return [this, &item](i32 tile) {
-      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-      const i32 heads = cfg.varies_by_head ? p.group : 1;
-      bool is_visited = false;
-#pragma unroll 1
-      for (i32 i = 0; i < heads; ++i) {
-        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
-      }
-      return is_visited;
-    };
   }
 };
 
@@ -1766,11 +1526,13 @@ struct PanelTile {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
 
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
@@ -1948,7 +1710,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -1976,9 +1740,24 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
   return warp_any(signs != 0);
 }
 
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Masks>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
+#pragma unroll
+  for (i32 n = 0; n < columns / 8; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
+  }
+}
+
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
-// pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
-// Arrays are copied to local memory, because loops keep this rare code short.
+// pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
+// local memory, because loops keep this rare code short.
 template <class VTile>
 FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                       VTile v, const u32 (&allowed)[2], Thread thread) {
@@ -2025,47 +1804,59 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
   for (i32 i = 0; i < VTile::cols / 2; ++i) out[i] = sums[i / 4][i % 4];
 }
 
-// ---- flashgen/sequence.cuh
-// Sequences of different lengths, packed: the rows of one lie behind those of the one before.
+// ---- flashgen/decode/visited_tiles.cuh
+// Which keys, and which tiles of them, the rows of an item may attend to.
 
-// Where the rows of a sequence begin, how many there are, and how many of them are used: a row that is not
-// attends to nothing, and nothing attends to it.
-struct PackedSequence {
-  i32 first_q, first_key;
-  i32 rows_q, rows_kv;
-  i32 len_q, len_kv;
+template <DecodeConfig cfg, class Mask, class Params>
+struct VisitedTiles {
+  const Params& p;
 
-  // A sequence ends where the longest one would, at the latest: there is no room for more.
-  template <class Params>
-  FLASHGEN_DEVICE static PackedSequence of(const Params& p, i32 sequence) {
-    const i32 first_q = p.cu_seqlens_q[sequence], first_key = p.cu_seqlens_k[sequence];
-    const i32 rows_q = larger(0, smaller(p.cu_seqlens_q[sequence + 1] - first_q, p.len_q));
-    const i32 rows_kv = larger(0, smaller(p.cu_seqlens_k[sequence + 1] - first_key, p.len_kv));
-    return {first_q,
-            first_key,
-            rows_q,
-            rows_kv,
-            used(p.seqused_q, sequence, rows_q),
-            used(p.seqused_k, sequence, rows_kv)};
+  // The keys that some row may attend to.
+  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
+    const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
+    return {keys.begin, smaller(keys.end, item.cached.len_kv)};
   }
 
- private:
-  FLASHGEN_DEVICE static i32 used(const i32* counts, i32 sequence, i32 rows) {
-    return counts == nullptr ? rows : larger(0, smaller(counts[sequence], rows));
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
+  FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
+    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+    const Range own =
+        mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
+    const i32 begin = larger(tiles.begin, own.begin);
+    return {begin, larger(begin, smaller(tiles.end, own.end))};
+  }
+
+  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
+  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
+    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+    const i32 heads = cfg.varies_by_head ? p.group : 1;
+    bool cut = false;
+#pragma unroll 1
+    for (i32 i = 0; i < heads; ++i) {
+      const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
+    }
+    return cut;
+  }
+
+  // A function that tells whether a tile of keys holds allowed pairs.
+  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
+    return [this, &item](i32 tile) {
+      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+      const i32 heads = cfg.varies_by_head ? p.group : 1;
+      bool is_visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < heads; ++i) {
+        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
+      }
+      return is_visited;
+    };
   }
 };
 
-// The band of one sequence: what is aligned at the bottom right moves with its lengths.
-template <class Mask, class Params>
-FLASHGEN_DEVICE Mask band_of(const Params& p, const PackedSequence& packed) {
-  const i32 corner = packed.len_kv - packed.len_q;
-  return {larger(p.band_lower + corner, p.corner_lower), smaller(p.band_upper + corner, p.corner_upper),
-          packed.len_q, packed.len_kv};
-}
-
-// ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
-// lie. The Tile policy of the mainloop.
+// ---- flashgen/sm90/key_boxes.cuh
+// The boxes by which TMA copies a tile of keys or values from a cache.
 
 // The rows of a TMA box in a paged cache: the largest power of two that divides both the page size and the
 // tile. So no box crosses a page boundary.
@@ -2074,24 +1865,49 @@ FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
   return smaller(page_size & -page_size, tile_rows & -tile_rows);
 }
 
-// ---- flashgen/sm90/row_softmax.cuh
-// The online softmax of a warpgroup's rows. A lane holds two of its warp's 16 rows.
-//
-// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
-// row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
-// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
-// outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
-// maxima (tile_checks.cuh).
-//
-// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+// Where a box comes from and goes: its first row in the tile, its page, and its first row in the page.
+// Without pages, `page` is the row of a contiguous cache.
+struct BoxCoordinates {
+  i32 tile_row;
+  i32 page;
+  i32 page_row;
+};
 
-// Exponentials rounded to T, as the left operand of P V.
-template <class T, i32 columns>
-FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<columns>& exponentials) {
-#pragma unroll
-  for (i32 i = 0; i < columns / 4; ++i)
-    probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
-}
+// How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
+template <i32 tile, bool paged>
+struct KeyBoxes {
+  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
+  i32 shift;
+  Range existing;
+
+  // `keys` are those that may be read.
+  template <class Params>
+  FLASHGEN_DEVICE static KeyBoxes of(const Params& p, Range keys) {
+    if constexpr (paged) {
+      const i32 shift = lowest_bit(static_cast<u32>(page_box_rows<tile>(p.page_size)));
+      return {shift, {keys.begin >> shift, keys.size() > 0 ? (keys.end - 1 >> shift) + 1 : 0}};
+    } else {
+      return {lowest_bit(static_cast<u32>(tile)), keys};
+    }
+  }
+  FLASHGEN_DEVICE i32 count() const { return tile >> shift; }
+
+  // Box `index` of the tile from `first_key` on. Reads the table of pages.
+  template <class Params>
+  FLASHGEN_DEVICE BoxCoordinates at(const Params& p, const CachedSequence& rows, i32 first_key,
+                                    i32 index) const {
+    if constexpr (paged) {
+      // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
+      const i32 box = (first_key >> shift) + index;
+      const i32 key = larger(existing.begin, smaller(box, existing.end - 1)) << shift;
+      const i32 page = key / p.page_size;
+      const i32 number = existing.size() > 0 ? p.block_table[rows.row * p.table_row + page] : 0;
+      return {index << shift, number, key - page * p.page_size};
+    } else {
+      return {0, static_cast<i32>(rows.row), rows.first_key + first_key};
+    }
+  }
+};
 
 // ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
@@ -2128,6 +1944,437 @@ struct Walk {
   }
 };
 
+// ---- flashgen/sm90/decode_boxes.cuh
+// How the producer warps of Hopper's decode kernels copy tiles of keys and values: by TMA, in boxes.
+
+// Fills the slots of a ring with tiles of an item. `sharing` warps take the boxes of a tile in turns, and
+// `own` is the number of this one among them. `load(at, box)` starts the copy of a box, whose rows have
+// `row_bytes` each.
+template <DecodeConfig cfg, class Mask, bool paged, i32 sharing, class Params, class TileRing, class Load>
+FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range tiles, i32 own, TileRing ring,
+                                typename TileRing::State& at, i32 row_bytes, Thread thread,
+                                const Load& load) {
+  // No page outside these keys is read: it may belong to another sequence by now.
+  const VisitedTiles<cfg, Mask, Params> visits{p};
+  const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
+  const i32 of_lane = sharing * thread.lane + own;
+  const bool has_box = of_lane < boxes.count();
+  const i32 own_bytes = ((boxes.count() + sharing - 1 - own) / sharing << boxes.shift) * row_bytes;
+  const auto visited = visits.visited_by(item);
+  Walk<Mask::has_holes> walk(tiles);
+  const auto box_of = [&](i32 tile, i32 index) {
+    return boxes.at(p, item.cached, tile * cfg.tile_kv, index);
+  };
+  BoxCoordinates next = {};
+  const auto find_next = [&]() {
+    walk.advance(thread, visited);
+    if (!walk.over() && has_box) next = box_of(walk.tile, of_lane);
+  };
+  find_next();
+#pragma unroll 1
+  for (; !walk.over(); at.advance()) {
+    // Page numbers are read one tile ahead, because each copy would wait for them.
+    const BoxCoordinates box = next;
+    const i32 tile = walk.tile;
+    find_next();
+    if (thread.lane == 0) {
+      ring.wait_empty(at);
+      mbarrier_arrive_expect_tx(ring.full(at), own_bytes);
+    }
+    warp_sync();
+    if (has_box) load(at, box);
+    if constexpr (paged && cfg.tile_kv > sharing * kWarpSize) {
+      // A page with an odd number of rows has boxes of one row each: more than these warps have lanes.
+#pragma unroll 1
+      for (i32 i = of_lane + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
+        load(at, box_of(tile, i));
+    }
+  }
+}
+
+// ---- flashgen/decode/scheduler.cuh
+// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
+// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
+// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
+// other lengths.
+//
+// A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
+// whatever else is in the batch, and its result has the same bits.
+//
+// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
+// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// `item_tiles` extra units.
+//
+// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
+// tiles of rows. "Block" below is a team where there are any.
+
+// Units that an item counts more than it has.
+template <DecodeConfig cfg, class Params>
+FLASHGEN_DEVICE i32 extra_units(const Params& p) {
+  return p.part_tiles == 0 ? cfg.item_tiles : 0;
+}
+
+// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
+// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
+// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
+  const i32 row_groups = ceil_div(rows, kMergedRows);
+  i32 part = 1;
+  while (part * part * cfg.merged_parts < tiles * row_groups) ++part;
+  const i32 merge = tiles * row_groups / (part * cfg.merged_parts);
+  return part + merge + cfg.item_tiles < tiles ? part : larger(tiles, 1) + cfg.item_tiles;
+}
+
+// The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
+struct SequenceWork {
+  CachedSequence cached;
+  Range tiles;
+  // Units of an item, and what all items count as.
+  i32 units;
+  i32 all_units;
+
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE static SequenceWork of(const Params& p, i32 sequence) {
+    const CachedSequence cached = CachedSequence::of(p, sequence);
+    Range tiles = {0, ceil_div(cached.len_kv, cfg.tile_kv)};
+    if constexpr (!cfg.varies_by_head)
+      tiles = mask_of<Mask>(p, cached, sequence, 0).key_tiles(0, cached.len_q, cfg.tile_kv);
+    tiles.end = larger(tiles.end, tiles.begin + 1);
+    const i32 row_tiles = Team::rounds(p, ceil_div(cached.len_q * p.group, cfg.tile_q));
+    const i32 units = p.part_tiles == 0 ? tiles.size() : ceil_div(tiles.size(), p.part_tiles);
+    return {cached, tiles, units, (units + extra_units<cfg>(p)) * row_tiles};
+  }
+
+  template <DecodeConfig cfg, class Params>
+  FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
+    const i32 first_row = Team::of(p).strided(row_tile) * cfg.tile_q;
+    return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
+            tiles};
+  }
+};
+
+// How the units of all items are shared out.
+struct alignas(16) WorkPartition {
+  i64 units;
+  i64 blocks;
+
+  FLASHGEN_DEVICE i32 begin(i32 block) const {
+    return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
+  }
+  // The block that owns a unit.
+  FLASHGEN_DEVICE i32 owner(i32 unit) const {
+    return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
+  }
+
+ private:
+  FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
+};
+
+// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
+// item's first unit is number `first_unit`.
+struct alignas(16) Assignment {
+  bool exists;
+  DecodeItem item;
+  i32 units;
+  i32 begin;
+  i32 end;
+  i32 first_unit;
+};
+
+// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
+// same place: `unit` counts those of one head of one sequence.
+struct WorkCursor {
+  i32 at;
+  i32 end;
+  i32 head_kv;
+  i32 sequence;
+  i32 unit;
+
+  // Assigns the next units.
+  template <DecodeConfig cfg, class Mask, class Params>
+  FLASHGEN_DEVICE void advance(const Params& p, Assignment& next) {
+    const i32 extra = extra_units<cfg>(p);
+    while (at < end) {
+      SequenceWork work = SequenceWork::of<cfg, Mask>(p, sequence);
+      while (unit >= work.all_units) {
+        unit -= work.all_units;
+        if (++sequence == p.batch) {
+          sequence = 0;
+          ++head_kv;
+        }
+        work = SequenceWork::of<cfg, Mask>(p, sequence);
+      }
+      const i32 of_item = extra + work.units, row_tile = unit / of_item, begin = unit - row_tile * of_item;
+      const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
+      at += count;
+      unit += count;
+      // Only extra units of this item are left, so the next block starts the item.
+      if (begin + count <= extra) continue;
+      next = {true,
+              work.item<cfg>(p, sequence, head_kv, row_tile),
+              work.units,
+              larger(begin - extra, 0),
+              begin + count - extra,
+              first_unit};
+      // The last tiles of rows may be fewer than the blocks of a team.
+      if constexpr (requires { p.team; }) {
+        if (next.item.rows <= 0) continue;
+      }
+      return;
+    }
+    next.exists = false;
+  }
+};
+
+// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
+// runs it.
+template <DecodeConfig cfg, class Mask>
+struct DecodeScheduler {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  i32 warp_units[cfg.warps];
+  WorkPartition work;
+  // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
+  WorkCursor cursors[1 + cfg.producers];
+  // Where there are producers, the warps that compute use the first two in turns.
+  Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
+
+  // All threads that compute call. Each counts the units of consecutive sequences.
+  template <class Params>
+  FLASHGEN_DEVICE void init(const Params& p, Thread thread) {
+    const i32 each = ceil_div(p.batch, threads), first = smaller(thread.index() * each, p.batch);
+    const i32 last = smaller(first + each, p.batch);
+    i32 own = 0;
+#pragma unroll 4
+    for (i32 i = first; i < last; ++i) own += SequenceWork::of<cfg, Mask>(p, i).all_units;
+    // A prefix sum over the threads.
+    i32 before = own;
+#pragma unroll
+    for (i32 distance = 1; distance < kWarpSize; distance *= 2) {
+      const i32 other = shuffle(before, (thread.lane - distance) & 31);
+      if (thread.lane >= distance) before += other;
+    }
+    if (thread.lane == kWarpSize - 1) warp_units[thread.warp] = before;
+    consumers_sync<cfg>();
+    i32 of_head = 0;
+#pragma unroll
+    for (i32 w = 0; w < cfg.warps; ++w) {
+      if (w < thread.warp) before += warp_units[w];
+      of_head += warp_units[w];
+    }
+    before -= own;
+    const i32 all = of_head * p.heads_kv;
+    const i32 rows = p.len_q * p.group, row_tiles = Team::rounds(p, ceil_div(rows, cfg.tile_q));
+    const i32 tiles = all / (p.batch * p.heads_kv * row_tiles) - cfg.item_tiles;
+    const i32 block_units = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
+    const Team team = Team::of(p);
+    const WorkPartition partition = {larger(all, 1), larger(1, smaller(all / block_units, team.count()))};
+    const i32 begin = partition.begin(team.index());
+    const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
+    if (thread.index() == 0) {
+      work = partition;
+      for (WorkCursor& cursor : cursors) {
+        cursor.at = begin;
+        cursor.end = smaller(all, partition.begin(team.index() + 1));
+      }
+    }
+    if (before <= begin_of_head && begin_of_head < before + own) {
+      // The block's work begins among this thread's sequences.
+      for (WorkCursor& cursor : cursors) {
+        cursor.head_kv = head_kv;
+        cursor.sequence = first;
+        cursor.unit = begin_of_head - before;
+      }
+    }
+  }
+
+  // The next assignment. All threads that compute call this, once they are done with the current one.
+  template <class Params>
+  FLASHGEN_DEVICE const Assignment& next(const Params& p, Thread thread) {
+    consumers_sync<cfg>();
+    if (thread.index() == 0) cursors[0].template advance<cfg, Mask>(p, assignments[0]);
+    consumers_sync<cfg>();
+    return assignments[0];
+  }
+
+  // Fetches the next assignment while the warps compute the current one. The barrier at the top of their loop
+  // publishes it.
+  template <class Params>
+  FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
+    if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);
+  }
+
+  // The next assignment of a producer, which calls with all its lanes.
+  template <class Params>
+  FLASHGEN_DEVICE const Assignment& next_to_copy(const Params& p, i32 producer, Thread thread) {
+    warp_sync();
+    if (thread.lane == 0) cursors[1 + producer].template advance<cfg, Mask>(p, assignments[2 + producer]);
+    warp_sync();
+    return assignments[2 + producer];
+  }
+};
+
+// ---- flashgen/decode/assignment.cuh
+// What a block computes of an item: its parts one after another, and the merge of all parts by the last
+// block.
+
+// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
+// is found after that loop.
+struct ItemParts {
+  PartialIndices indices;
+  Team team;
+  i32 first_block;
+  // How many blocks share the item.
+  i32 blocks;
+
+  template <class Params>
+  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned,
+                                      const WorkPartition& work) {
+    const Team team = Team::of(p);
+    const i32 first_block = work.owner(assigned.first_unit);
+    const i32 blocks = work.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    return {p.part_tiles != 0 ? PartialIndices::fixed(team, assigned.first_unit, assigned.units)
+                              : PartialIndices::of_blocks(team, first_block, blocks),
+            team, first_block, blocks};
+  }
+};
+
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
+// or all tiles at once.
+template <class Params, class Visit>
+FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
+  const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
+  const auto next = [&](i32 unit) { return p.part_tiles != 0 ? unit + 1 : assigned.end; };
+#pragma unroll 1
+  for (i32 unit = assigned.begin; unit < assigned.end; unit = next(unit)) {
+    const Range tiles = assigned.item.tiles;
+    visit(unit,
+          Range{tiles.begin + unit * unit_tiles, smaller(tiles.end, tiles.begin + next(unit) * unit_tiles)});
+  }
+}
+
+// `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
+// a part, and merges parts. All threads that compute call.
+template <DecodeConfig cfg, class Params, class Results, class Attend>
+FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, const WorkPartition& work,
+                                   u32& is_last, Thread thread, const Results& results,
+                                   const Attend& attend) {
+  ItemParts parts;
+  for_each_part(p, assigned, [&](i32 unit, Range tiles) {
+    attend(tiles);
+    parts = ItemParts::of(p, assigned, work);
+    if (parts.indices.count == 1) {
+      results.store_whole();
+    } else {
+      results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
+    }
+    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
+    // all its threads have stored theirs.
+    consumers_sync<cfg>();
+  });
+  if (parts.indices.count == 1) return;
+  u32* const counter = p.counter + parts.team.strided(parts.first_block);
+  if (parts.blocks == 1 || arrives_last<cfg>(counter, static_cast<u32>(parts.blocks), is_last, thread))
+    results.merge(parts.indices);
+}
+
+// ---- flashgen/sm90/decode_roles.cuh
+// What Hopper's decode kernels have in common: warps that copy, warps that compute, and the rows of Q.
+
+// Two warpgroups compute, and the four warps of a third copy.
+constexpr i32 kWarpgroupWarps = 4;
+
+// Runs a block. The mainloop has
+//
+//     init_rings()                      called by one thread
+//     load(producer, item, tiles)       called by a producer warp
+//     compute(scheduler, turn)          called by the warps that compute, for assignment `turn`
+template <DecodeConfig cfg, class Mainloop>
+FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
+  const auto& p = mainloop.p;
+  const Thread thread = mainloop.thread;
+  auto& scheduler = mainloop.shared().scheduler;
+  if (thread.index() == 0) {
+    mainloop.init_rings();
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+  }
+  // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
+  griddep_wait();
+  griddep_launch_dependents();
+  if (thread.warp >= cfg.warps) {
+    setmaxnreg_dec<cfg.producer_registers>();
+    warps_sync<cfg>();
+    const i32 producer = thread.warp - cfg.warps;
+#pragma unroll 1
+    while (true) {
+      const Assignment& assigned = scheduler.next_to_copy(p, producer, thread);
+      if (!assigned.exists) break;
+      for_each_part(p, assigned, [&](i32, Range tiles) { mainloop.load(producer, assigned.item, tiles); });
+    }
+  } else {
+    setmaxnreg_inc<cfg.consumer_registers>();
+    scheduler.init(p, thread);
+    warps_sync<cfg>();
+    scheduler.fetch(p, 0, thread);
+#pragma unroll 1
+    for (i32 turn = 0;; turn ^= 1) {
+      consumers_sync<cfg>();
+      if (!scheduler.assignments[turn].exists) break;
+      mainloop.compute(scheduler, turn);
+    }
+  }
+}
+
+// Starts copies of an item's rows to shared memory. A row has `columns` elements.
+template <DecodeConfig cfg, class QTile, class Params>
+FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::Element>& source,
+                                   const Params& p, const DecodeItem& item, i32 columns, Thread thread) {
+  using T = typename QTile::Element;
+  constexpr i32 chunk_columns = kChunkBytes / static_cast<i32>(sizeof(T)),
+                chunks = QTile::cols / chunk_columns;
+#pragma unroll 1
+  for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
+    const i32 row = i / chunks, chunk = i % chunks;
+    const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * chunk_columns;
+    copy_chunk_async<T, cfg.access_bytes>(tile.chunk_at(row, chunk), from, columns - chunk * chunk_columns);
+  }
+  cp_async_commit();
+}
+
+// Waits for all of them, on behalf of the products.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void await_queries() {
+  cp_async_wait<0>();
+  fence_proxy_async_shared();
+  consumers_sync<cfg>();
+}
+
+// ---- flashgen/sm90/row_softmax.cuh
+// The online softmax of a warpgroup's rows. A lane holds two of its warp's 16 rows.
+//
+// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
+// row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
+// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
+// outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
+// maxima (tile_checks.cuh).
+//
+// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+
+// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
+// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
+template <class T>
+constexpr float kHeadroom = 40.0f;
+
+// Exponentials rounded to T, as the left operand of P V.
+template <class T, i32 columns>
+FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<columns>& exponentials) {
+#pragma unroll
+  for (i32 i = 0; i < columns / 4; ++i)
+    probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
+}
+
 // ---- flashgen/sm90/decode_mainloop.cuh
 // Attention of few new tokens to a cache, on Hopper. Items, and how blocks share them, are those of
 // decode/mainloop.cuh.
@@ -2141,43 +2388,12 @@ struct Walk {
 //     warpgroup 0            | S, P, P V of 0  | of 2            |
 //     warpgroup 1                     | S, P, P V of 1  | of 3            |
 
-// How the keys of an item are cut into boxes that TMA copies. Where keys lie in pages, a box is a part of
-// one.
-template <i32 tile, bool paged>
-struct KeyBoxes {
-  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
-  i32 shift;
-  Range existing;
-
-  // `keys` are those that may be read.
-  template <class Params>
-  FLASHGEN_DEVICE static KeyBoxes of(const Params& p, Range keys) {
-    if constexpr (paged) {
-      const i32 shift = lowest_bit(static_cast<u32>(page_box_rows<tile>(p.page_size)));
-      return {shift, {keys.begin >> shift, keys.size() > 0 ? (keys.end - 1 >> shift) + 1 : 0}};
-    } else {
-      return {lowest_bit(static_cast<u32>(tile)), keys};
-    }
-  }
-  FLASHGEN_DEVICE i32 count() const { return tile >> shift; }
-};
-
-// The box of a tile that a lane loads: a place in the cache.
-struct LaneBox {
-  i32 first_row;
-  i32 page;
-  i32 place;
-};
-
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
 struct DecodeSm90Mainloop {
-  static_assert(cfg.tile_q == kWarpgroupRows && cfg.warps == 8 && cfg.producers == 4,
-                "two warpgroups compute, and warps of a third copy");
   // An mbarrier wait tests only a parity, and copies may arrive out of order. If a stage changed warpgroups
   // between rounds, one could wait for round n while round n - 1 is incomplete, match the parity of round
   // n - 2, and read old keys.
   static_assert(cfg.stages % 2 == 0, "each stage belongs to one warpgroup while an item lasts");
-  static constexpr i32 kWarpgroupWarps = 4;
 
   using Element = SameElement<cfg, T>;
   using QTile = PanelTile<T, kWarpgroupRows, Element::dim>;
@@ -2214,108 +2430,24 @@ struct DecodeSm90Mainloop {
 
   // Loads half of the boxes of the keys, or of the values, of some tiles.
   template <class Panels>
-  FLASHGEN_DEVICE void load_tiles(Panels ring_tiles, const TensorMap& map, const DecodeItem& item,
-                                  Range tiles, i32 half) {
-    // No page outside these keys is read: it may belong to another sequence by now.
-    const VisitedTiles<cfg, Mask, Params> visits{p};
-    const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
-    const i32 own = 2 * thread.lane + half;
-    const bool has_box = own < boxes.count();
-    const i32 own_bytes = ((boxes.count() + 1 - half) / 2 << boxes.shift) * (Panels::bytes / cfg.tile_kv);
-    const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> walk(tiles);
-    const auto box_of = [&](i32 tile, i32 index) -> LaneBox {
-      if constexpr (paged) {
-        // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
-        const i32 box = (tile * cfg.tile_kv >> boxes.shift) + index;
-        const i32 key = larger(boxes.existing.begin, smaller(box, boxes.existing.end - 1)) << boxes.shift;
-        const i32 page = key / p.page_size;
-        const i32 number =
-            boxes.existing.size() > 0 ? p.block_table[item.cached.row * p.table_row + page] : 0;
-        return {index << boxes.shift, number, key - page * p.page_size};
-      } else {
-        return {0, static_cast<i32>(item.cached.row), item.cached.first_key + tile * cfg.tile_kv};
-      }
-    };
-    LaneBox next = {};
-    const auto find_next = [&]() {
-      walk.advance(thread, visited);
-      if (!walk.over() && has_box) next = box_of(walk.tile, own);
-    };
-    find_next();
-#pragma unroll 1
-    for (; !walk.over(); at.advance()) {
-      // Page numbers are read one tile ahead, because each copy would wait for them.
-      const LaneBox box = next;
-      const i32 tile = walk.tile;
-      find_next();
-      if (thread.lane == 0) {
-        ring().wait_empty(at);
-        mbarrier_arrive_expect_tx(ring().full(at), own_bytes);
-      }
-      warp_sync();
-      const auto load = [&](const LaneBox& some) {
-        const auto rows = ring_tiles.slot(at.slot()).from_row(some.first_row);
-        rows.load(map, ring().full(at), some.place, item.head_kv, some.page);
-      };
-      if (has_box) load(box);
-      if constexpr (paged && cfg.tile_kv > 2 * kWarpSize) {
-        // A page with an odd number of rows has boxes of one row: 128 in a tile, for 64 lanes of two warps.
-#pragma unroll 1
-        for (i32 i = own + 2 * kWarpSize; i < boxes.count(); i += 2 * kWarpSize) load(box_of(tile, i));
-      }
-    }
+  FLASHGEN_DEVICE void load_half(Panels ring_tiles, const TensorMap& map, const DecodeItem& item, Range tiles,
+                                 i32 half) {
+    load_tiles<cfg, Mask, paged, 2>(p, item, tiles, half, ring(), at, Panels::bytes / cfg.tile_kv, thread,
+                                    [&](typename TileRing::State to, const BoxCoordinates& box) {
+                                      const auto rows = ring_tiles.slot(to.slot()).from_row(box.tile_row);
+                                      rows.load(map, ring().full(to), box.page_row, item.head_kv, box.page);
+                                    });
   }
-
-  FLASHGEN_DEVICE void produce(DecodeScheduler<cfg, Mask>& scheduler) {
-    const i32 producer = thread.warp - cfg.warps, half = producer / 2;
-#pragma unroll 1
-    while (true) {
-      const Assignment& assigned = scheduler.next_to_copy(p, producer, thread);
-      if (!assigned.exists) return;
-      for_each_part(p, assigned, [&](i32, Range tiles) {
-        if (producer % 2 == 0) {
-          load_tiles(k_tiles(), p.k_map, assigned.item, tiles, half);
-        } else {
-          load_tiles(v_tiles(), p.v_map, assigned.item, tiles, half);
-        }
-      });
+  FLASHGEN_DEVICE void load(i32 producer, const DecodeItem& item, Range tiles) {
+    const i32 half = producer / 2;
+    if (producer % 2 == 0) {
+      load_half(k_tiles(), p.k_map, item, tiles, half);
+    } else {
+      load_half(v_tiles(), p.v_map, item, tiles, half);
     }
   }
 
   // ---- The warpgroups that compute
-
-  // Starts copies of the item's rows of Q to shared memory.
-  FLASHGEN_DEVICE void start_queries(const DecodeItem& item) const {
-    constexpr i32 columns = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = Element::dim / columns;
-    const auto source = QueryRows<T>::of(p, item);
-#pragma unroll 1
-    for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
-      const i32 row = i / chunks, chunk = i % chunks;
-      const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * columns;
-      copy_chunk_async<T, cfg.access_bytes>(q_tile().chunk_at(row, chunk), from,
-                                            cfg.head_dim - chunk * columns);
-    }
-    cp_async_commit();
-  }
-  FLASHGEN_DEVICE void await_queries() const {
-    cp_async_wait<0>();
-    fence_proxy_async_shared();
-    consumers_sync<cfg>();
-  }
-
-  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
-  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-    const i32 heads = cfg.varies_by_head ? p.group : 1;
-    bool cut = false;
-#pragma unroll 1
-    for (i32 i = 0; i < heads; ++i) {
-      const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
-    }
-    return cut;
-  }
 
   // O and the softmax of the warpgroup's share of some tiles.
   FLASHGEN_DEVICE void attend(Strip<Element::dim_v>& out, Softmax& softmax, const DecodeItem& item,
@@ -2328,7 +2460,7 @@ struct DecodeSm90Mainloop {
     const bool has_rows = row_block < item.row_blocks();
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const auto visited = visits.visited_by(item);
-    await_queries();
+    await_queries<cfg>();
     clear_strip(out);
     softmax.reset();
     Walk<Mask::has_holes> walk(tiles);
@@ -2337,7 +2469,7 @@ struct DecodeSm90Mainloop {
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
       if (turn != warpgroup) continue;
       const i32 key = walk.tile * cfg.tile_kv;
-      const bool cut = is_cut(item, key);
+      const bool cut = visits.is_cut(item, key);
       ring().wait_full(at);
       Strip<cfg.tile_kv> strip;
       issue_scores(strip, q_tile(), k_tile());
@@ -2356,11 +2488,8 @@ struct DecodeSm90Mainloop {
       Rounded<cfg.tile_kv> probabilities;
       round_to<T, cfg.tile_kv>(probabilities, strip);
       if (cut && panels_hold_non_finite(v_tile(), base, thread)) {
-        u32 allowed[2] = {};
-        for_each_score(scores, [&](float&, i32 h, i32 column) {
-          const bool is_allowed = masks.allows(h, key + thread.column() + column);
-          allowed[h] |= static_cast<u32>(is_allowed) << (column / 8 * 2 + column % 2);
-        });
+        u32 allowed[2];
+        find_allowed<cfg.tile_kv>(allowed, masks, key + thread.column());
         multiply_careful(out, probabilities, v_tile(), allowed, thread);
       } else {
         issue_output_in_fours(out, probabilities, v_tile(), true);
@@ -2379,48 +2508,27 @@ struct DecodeSm90Mainloop {
                           shared().totals.of_warps,
                           kWarpgroupWarps};
     bool has_fetched = false;
-    compute_share<cfg>(p, assigned, scheduler.shares, shared().is_last, thread, results, [&](Range tiles) {
+    compute_parts<cfg>(p, assigned, scheduler.work, shared().is_last, thread, results, [&](Range tiles) {
       Strip<Element::dim_v> out;
       Softmax softmax;
-      start_queries(assigned.item);
+      start_queries<cfg>(q_tile(), QueryRows<T>::of(p, assigned.item), p, assigned.item, cfg.head_dim,
+                         thread);
       // The copies take longer than this.
       if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
       has_fetched = true;
       attend(out, softmax, assigned.item, tiles);
-      results.share(blocks_of(out), softmax);
+      results.reduce_warps(blocks_of(out), softmax);
     });
   }
 
   // ---- The kernel
 
+  // The producers fill a slot, and the warps of one warpgroup empty it.
+  FLASHGEN_DEVICE void init_rings() const { ring().init(cfg.producers, kWarpgroupWarps); }
+
   FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
-    const Thread thread = Thread::current();
-    DecodeSm90Mainloop self{p, base, shared_address(base), thread};
-    DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
-    if (thread.index() == 0) {
-      // The producers fill a slot, and the warps of one warpgroup empty it.
-      self.ring().init(cfg.producers, kWarpgroupWarps);
-      fence_mbarrier_init();
-    }
-    // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
-    griddep_wait();
-    griddep_launch_dependents();
-    if (thread.warp >= cfg.warps) {
-      setmaxnreg_dec<cfg.producer_registers>();
-      warps_sync<cfg>();
-      self.produce(scheduler);
-    } else {
-      setmaxnreg_inc<cfg.consumer_registers>();
-      scheduler.init(p, thread);
-      warps_sync<cfg>();
-      scheduler.fetch(p, 0, thread);
-#pragma unroll 1
-      for (i32 turn = 0;; turn ^= 1) {
-        consumers_sync<cfg>();
-        if (!scheduler.assignments[turn].exists) break;
-        self.compute(scheduler, turn);
-      }
-    }
+    DecodeSm90Mainloop self{p, base, shared_address(base), Thread::current()};
+    run_decode_roles<cfg>(self);
   }
 };
 
@@ -2442,7 +2550,7 @@ constexpr DecodeConfig kConfig{
     .producer_registers = 40,
     .consumer_registers = 232,
     .holds_queries = false,
-    .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
+    .merged_parts = 14,       // parts of eight rows that a block merges in the time of a tile
     .item_tiles = 4,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
@@ -2494,7 +2602,7 @@ struct Params {
   i32 band_lower;  // relative to the diagonal through the last query and the last key
   i32 band_upper;
   i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
-  i32 slot_rows;     // rows of a part in o_partial
+  i32 partial_rows;  // rows of a part in o_partial
   i32 page_size;     // keys per page
   i32 batch;         // sequences
   i32 appended;      // keys of each sequence after those in cache_seqlens

@@ -19,29 +19,29 @@
 //           508  Banded masks.
 //           565  Streaming tiles between global and shared memory.
 //           581  Keys and values in a cache.
-//           643  Instructions, one per function: grid.
-//           672  What a softmax takes exponentials of.
-//           702  What an online softmax keeps of each row from one tile of keys to the next.
-//           715  The online softmax.
-//           836  The sizes of a decode kernel.
-//           874  The rows of a tile.
-//          1035  The type of the cache's elements.
-//          1078  Finding NaN and infinity.
-//          1095  Walking over the tiles that a mask does not rule out.
-//          1130  Keeping NaN and infinity where they belong.
-//          1146  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1208  Bringing keys and values to shared memory.
-//          1310  Blocks that go over the same keys at the same time, each for different rows.
-//          1344  Results of a part of the keys.
-//          1421  What happens to products Q K^T before the softmax.
-//          1442  The results of rows.
-//          1548  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1587  From the results of warps, each with keys of its own, to those of a block.
-//          1709  Which tiles of keys a block works on.
-//          1909  A block's share of an item.
-//          1969  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2007  Attention of few new tokens to a cache.
-//          2217  The kernel: its configuration, parameters and text.
+//           641  Instructions, one per function: grid.
+//           664  What a softmax takes exponentials of.
+//           694  What an online softmax keeps of each row from one tile of keys to the next.
+//           707  The online softmax.
+//           851  The sizes of a decode kernel.
+//           891  The rows of a tile.
+//          1052  The type of the cache's elements.
+//          1095  Finding NaN and infinity.
+//          1114  Walking over the tiles that a mask does not rule out.
+//          1149  Keeping NaN and infinity where they belong.
+//          1165  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1227  Bringing keys and values to shared memory.
+//          1329  Blocks that go over the same keys at the same time, each for different rows.
+//          1363  Results of a part of the keys.
+//          1438  What happens to products Q K^T before the softmax.
+//          1459  The results of rows.
+//          1593  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1632  From the results of warps, each with keys of its own, to those of a block.
+//          1755  Which tiles of keys a block works on.
+//          1961  What a block computes of an item.
+//          2025  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2063  Attention of few new tokens to a cache.
+//          2273  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -638,31 +638,23 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
 
 #if !defined(FLASHGEN_EMULATOR)
 
-namespace flashgen {
-
 // ---- flashgen/ptx/grid.cuh
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 
+namespace flashgen {
+
 // ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
-// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
-// ordered before that.
-FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+// Adds 1, or sets 0 after `last`. This thread sees what those saw that incremented before it, and those after
+// it see what this thread saw and wrote.
+FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last) {
   u32 before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(address), "r"(value)
+               : "l"(address), "r"(last)
                : "memory");
   return before;
-}
-FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
 }
 
 // ---- Programmatic dependent launch (sm_90 and later)
@@ -719,6 +711,27 @@ FLASHGEN_DEVICE float row_total(float x) {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// The power of two of the largest exponential of a row.
+template <class Logits>
+constexpr float headroom_of() {
+  if constexpr (requires { Logits::kHeadroom; }) {
+    return Logits::kHeadroom;
+  } else {
+    return 0.0f;
+  }
+}
+
+// The reference maximum of a row whose largest logit is `logit`. Without headroom it is that logit: 16-bit
+// kernels do not subtract.
+template <class Logits>
+FLASHGEN_DEVICE float reference_below(float logit) {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return logit;
+  } else {
+    return logit - Logits::distance(headroom_of<Logits>());
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -727,7 +740,8 @@ struct EqualWeights {
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  // The running maximum of the row's logits less the headroom, a reference maximum: the factor taken out of
+  // the row.
   float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
@@ -820,8 +834,9 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
-        if (lags) reference_max[m][h] = tile_maximum;
+        const float raised = reference_below<Logits>(tile_maximum);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
+        if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {
@@ -850,8 +865,8 @@ struct DecodeConfig {
   i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
-  // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
-  i32 least_tiles;
+  // Parts of eight rows that a block merges in the time of a tile of keys.
+  i32 merged_parts;
   // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
@@ -864,6 +879,8 @@ struct DecodeConfig {
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
 constexpr i32 kSliceKeys = 16;
+// Rows that the lanes of a warp merge at a time.
+constexpr i32 kMergedRows = 8;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
@@ -1084,7 +1101,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -1337,8 +1356,8 @@ struct Team {
   // This block's team, and how many there are. Blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The member of team `index` that has the same rows as this block.
-  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
 // ---- flashgen/decode/partials.cuh
@@ -1346,20 +1365,20 @@ struct Team {
 // of exponentials. They are merged exactly, whatever the size of the logits.
 
 // The factor taken out of a row's exponentials, and their sum.
-struct RowTotal {
+struct alignas(8) RowTotal {
   float reference_max;
   float sum;
 };
 
 // The weight of a part of a row whose parts have the common reference maximum `most`.
 template <class Logits>
-FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float most) {
-  return exp2_approx(logits.powers(reference_max - (most == -kInfinity ? 0.0f : most)));
+FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
+  return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
 }
 
-// Partial results in the workspace. A slot holds those of one part of an item: for each eight columns a small
-// matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do not
-// exist take no room.
+// Partial results in the workspace, those of one part of an item after another: for each eight columns a
+// small matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do
+// not exist take no room.
 template <i32 blocks>
 struct Partials {
   float* out;
@@ -1368,14 +1387,17 @@ struct Partials {
 
   template <class Params>
   FLASHGEN_DEVICE static Partials of(const Params& p) {
-    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.slot_rows};
+    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.partial_rows};
   }
   // Two columns of block `n`, from `column` on.
-  FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
-    return out + ((static_cast<i64>(slot) * blocks + n) * rows + row) * 8 + column;
+  FLASHGEN_DEVICE float* pair(i32 index, i32 n, i32 row, i32 column) const {
+    return out + index * partial_floats() + n * block_floats() + row * 8 + column;
   }
-  FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
-    return totals[static_cast<i64>(slot) * rows + row];
+  // From each part to the next, and from each block of columns to the next.
+  FLASHGEN_DEVICE i64 partial_floats() const { return blocks * block_floats(); }
+  FLASHGEN_DEVICE i64 block_floats() const { return i64{8} * rows; }
+  FLASHGEN_DEVICE RowTotal& total(i32 index, i32 row) const {
+    return totals[static_cast<i64>(index) * rows + row];
   }
 };
 
@@ -1383,37 +1405,32 @@ struct alignas(8) FloatPair {
   float values[2];
 };
 
-// The slots of an item's parts, in the order of its keys. With parts of fixed sizes each has a slot of its
-// own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
-// itself.
-struct PartSlots {
-  Team team;
-  bool is_fixed;
+// Where an item's parts lie among all in the workspace, in the order of its keys.
+struct PartialIndices {
   i32 count;
-  // The item's first unit among those of all items, and the block that begins it.
-  i32 first_unit;
-  i32 first_block;
+  i32 first;
+  // Of the second part, and from each part to the next one.
+  i32 second;
+  i32 stride;
 
-  FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return team.member(first_unit + part);
-    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
+  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all.
+  FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
+    return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
+  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
+  // that a block before it has begun, and of one that it begins itself.
+  FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
+    return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
+  }
+  FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
+// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
 // arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  consumers_sync<cfg>();
-  if (thread.index() == 0) {
-    const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
-    if (is_last) {
-      load_acquire(counter);
-      store_release(counter, 0u);
-    }
-    shared = is_last;
-  }
+  if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
   consumers_sync<cfg>();
   return shared != 0;
 }
@@ -1455,59 +1472,45 @@ struct RowResults {
   RowTotal (&totals)[cfg.tile_q];
   Thread thread;
 
-  // Leaves the totals of a part in its slot.
-  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 slot) const {
-    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
+  // Stores the totals of a part in the workspace.
+  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 index) const {
+    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys.
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
-    const auto partials = Partials<out_blocks>::of(p);
+  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
+  // waits for memory once for many parts.
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
-    // The lanes of a warp take the parts of a row in turns.
-    for (i32 row = thread.warp; row < item.rows; row += cfg.warps) {
-      float most = -kInfinity, total = 0.0f;
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize)
-        most = maximum(most, partials.total(slots(part), row).reference_max);
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) most = maximum(most, shuffle_xor(most, bit));
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize) {
-        const RowTotal own = partials.total(slots(part), row);
-        total += own.sum * weight_of_part(logits, own.reference_max, most);
-      }
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
-      if (thread.lane == 0) totals[row] = {most, total};
-    }
-    consumers_sync<cfg>();
-    // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
-    // wait for all parts.
-    constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
 #pragma unroll 1
-    for (i32 row = thread.row(); row < item.rows; row += 8) {
-      const RowTotal total = totals[row];
+    for (i32 row = thread.row(); row < item.rows; row += kMergedRows) {
+      RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
-#pragma unroll parts_at_once
-      for (i32 part = 0; part < slots.count; ++part) {
-        const i32 slot = slots(part);
-        const float weight =
-            weight_of_part(logits, partials.total(slot, row).reference_max, total.reference_max);
+#pragma unroll 1
+      for (i32 first = 0; first < indices.count; first += LoadedParts::count) {
+        const LoadedParts parts = load_parts(indices, first, row);
+        float row_max = total.reference_max;
 #pragma unroll
-        for (i32 i = 0; i < own_blocks; ++i) {
-          const i32 n = thread.warp + i * cfg.warps;
-          if (n >= out_blocks) break;
-          const FloatPair pair =
-              *reinterpret_cast<const FloatPair*>(partials.pair(slot, n, row, thread.column()));
+        for (const RowTotal& part : parts.totals) row_max = maximum(row_max, part.reference_max);
+        const float kept = weight_of_part(logits, total.reference_max, row_max);
+        total = {row_max, total.sum * kept};
 #pragma unroll
-          for (i32 c = 0; c < 2; ++c)
-            sums[i].values[c] = fused_multiply_add(weight, pair.values[c], sums[i].values[c]);
+        for (FloatPair& sum : sums) sum = {{sum.values[0] * kept, sum.values[1] * kept}};
+#pragma unroll
+        for (i32 i = 0; i < LoadedParts::count; ++i) {
+          const float weight = weight_of_part(logits, parts.totals[i].reference_max, row_max);
+          total.sum += parts.totals[i].sum * weight;
+#pragma unroll
+          for (i32 b = 0; b < own_blocks; ++b) {
+#pragma unroll
+            for (i32 c = 0; c < 2; ++c)
+              sums[b].values[c] = fused_multiply_add(weight, parts.pairs[i][b].values[c], sums[b].values[c]);
+          }
         }
       }
       const Finished finished = with_sink(row, total);
 #pragma unroll
-      for (i32 i = 0; i < own_blocks; ++i) {
-        const i32 n = thread.warp + i * cfg.warps;
-        if (n < out_blocks) store_result(row, n, sums[i], finished);
+      for (i32 b = 0; b < own_blocks; ++b) {
+        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
       }
     }
   }
@@ -1521,10 +1524,10 @@ struct RowResults {
   FLASHGEN_DEVICE Finished with_sink(i32 row, RowTotal total) const {
     const Logits logits = Score::logits(p);
     const float sink = Logits::as_reference_max(Score::sink(p, item, RowPlace::of(p, item, row).head));
-    const float most = maximum(total.reference_max, sink),
-                weight = weight_of_part(logits, total.reference_max, most);
-    const float sum = total.sum * weight + weight_of_part(logits, sink, most);
-    return {{most, sum}, sum == 0.0f ? 0.0f : weight / sum};
+    const float row_max = maximum(total.reference_max, sink),
+                weight = weight_of_part(logits, total.reference_max, row_max);
+    const float sum = total.sum * weight + weight_of_part(logits, sink, row_max);
+    return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
   // Writes two columns of O and, with the first ones, L.
@@ -1542,6 +1545,48 @@ struct RowResults {
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
     }
+  }
+
+ private:
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
+  FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
+  FLASHGEN_DEVICE bool has_block(i32 b) const {
+    return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
+  }
+
+  // A lane's row and columns of several parts. Those beyond the last part are empty.
+  struct LoadedParts {
+    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
+    RowTotal totals[count];
+    FloatPair pairs[count][own_blocks];
+  };
+
+  // Starts all loads before the first of them has arrived. So no branch may come between them.
+  FLASHGEN_DEVICE LoadedParts load_parts(const PartialIndices& indices, i32 first, i32 row) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    LoadedParts parts;
+    const i32 index = indices(first);
+    const RowTotal* total = &partials.total(index, row);
+    const float* pair = partials.pair(index, thread.warp, row, thread.column());
+    const i64 between_blocks = partials.block_floats() * cfg.warps;
+#pragma unroll
+    for (i32 i = 0; i < LoadedParts::count; ++i) {
+      const bool exists = first + i < indices.count;
+      parts.totals[i] = exists ? *total : RowTotal{-kInfinity, 0.0f};
+#pragma unroll
+      for (i32 b = 0; b < own_blocks; ++b) {
+        parts.pairs[i][b] = exists && has_block(b)
+                                ? *reinterpret_cast<const FloatPair*>(pair + b * between_blocks)
+                                : FloatPair{};
+      }
+      // Only the second part may lie at another distance.
+      const i64 distance = i == 0 ? indices(first + 1) - index : indices.stride;
+      total += distance * partials.rows;
+      pair += distance * partials.partial_floats();
+    }
+    return parts;
   }
 };
 
@@ -1601,22 +1646,22 @@ struct DecodeResults {
   static constexpr i32 out_blocks = dim_v / 8;
   // With producers, the ring already fills for the next item, so results need a buffer of their own. To halve
   // it, the upper half of the warps add their O to that of the lower half.
-  static constexpr i32 slots = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
-  static constexpr i32 bytes = slots * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
+  static constexpr i32 buffers = cfg.producers == 0 ? cfg.warps : cfg.warps / 2;
+  static constexpr i32 bytes = buffers * kRowBlock * dim_v * static_cast<i32>(sizeof(float));
   using Output = Accumulator<1, out_blocks>;
   using Logits = typename Score::Logits;
   using Softmax = OnlineSoftmax<1, Logits>;
   using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
 
   Rows rows;
-  // `slots` results of 16 rows, in the layout of a warp's lanes.
-  float* out_of_slots;
+  // `buffers` results of 16 rows, in the layout of a warp's lanes.
+  float* out_buffers;
   RowTotal (&totals_of_warps)[cfg.warps][kRowBlock];
   // How many warps have different rows.
   i32 row_warps;
 
   // Brings the warps' results to common reference maxima, and puts them into shared memory.
-  FLASHGEN_DEVICE void share(Output& out, const Softmax& softmax) const {
+  FLASHGEN_DEVICE void reduce_warps(Output& out, const Softmax& softmax) const {
     const Thread thread = rows.thread;
     RowTotal(&of_warps)[cfg.warps][kRowBlock] = totals_of_warps;
     // No warp needs the ring any more.
@@ -1632,40 +1677,41 @@ struct DecodeResults {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = thread.row() + 8 * h;
-      float most = -kInfinity, total = 0.0f;
+      float row_max = -kInfinity, total = 0.0f;
       for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        most = maximum(most, of_warps[w][row].reference_max);
+        row_max = maximum(row_max, of_warps[w][row].reference_max);
       for (i32 w = row_block; w < cfg.warps; w += row_warps)
-        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, most);
-      const float factor = weight_of_part(logits, softmax.reference_max[0][h], most);
+        total += of_warps[w][row].sum * weight_of_part(logits, of_warps[w][row].reference_max, row_max);
+      const float factor = weight_of_part(logits, softmax.reference_max[0][h], row_max);
 #pragma unroll
       for (i32 n = 0; n < out_blocks; ++n) {
         out[0][n][2 * h] *= factor;
         out[0][n][2 * h + 1] *= factor;
       }
       if (thread.warp < row_warps && thread.column() == 0)
-        rows.totals[row_block * kRowBlock + row] = {most, total};
+        rows.totals[row_block * kRowBlock + row] = {row_max, total};
     }
     float flat[4 * out_blocks];
 #pragma unroll
     for (i32 i = 0; i < 4 * out_blocks; ++i) flat[i] = out[0][i / 4][i % 4];
-    if constexpr (slots < cfg.warps) {
+    if constexpr (buffers < cfg.warps) {
       const bool has_rows = row_block < rows.item.row_blocks();
-      if (has_rows && thread.warp >= slots) write_fragments(slot_out(thread.warp - slots), flat, thread);
+      if (has_rows && thread.warp >= buffers)
+        write_fragments(out_buffer(thread.warp - buffers), flat, thread);
       consumers_sync<cfg>();
-      if (has_rows && thread.warp < slots) add_fragments(slot_out(thread.warp), flat, thread);
+      if (has_rows && thread.warp < buffers) add_fragments(out_buffer(thread.warp), flat, thread);
     } else {
-      write_fragments(slot_out(thread.warp), flat, thread);
+      write_fragments(out_buffer(thread.warp), flat, thread);
     }
     consumers_sync<cfg>();
   }
 
-  // Leaves a part's results in its slot.
-  FLASHGEN_DEVICE void store_part(i32 slot) const {
+  // Stores a part's results in the workspace.
+  FLASHGEN_DEVICE void store_part(i32 index) const {
     const auto partials = Partials<out_blocks>::of(rows.p);
-    rows.store_totals(partials, slot);
+    rows.store_totals(partials, index);
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      *reinterpret_cast<FloatPair*>(partials.pair(slot, n, row, rows.thread.column())) = pair;
+      *reinterpret_cast<FloatPair*>(partials.pair(index, n, row, rows.thread.column())) = pair;
     });
   }
 
@@ -1676,13 +1722,13 @@ struct DecodeResults {
     });
   }
 
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const { rows.merge(indices); }
 
  private:
-  FLASHGEN_DEVICE float* slot_out(i32 slot) const { return out_of_slots + slot * kRowBlock * dim_v; }
+  FLASHGEN_DEVICE float* out_buffer(i32 buffer) const { return out_buffers + buffer * kRowBlock * dim_v; }
 
   // Calls visit(row, n, pair) for each pair of neighboring results: row of the tile, and block of eight
-  // columns. Each warp takes blocks of its own, and adds up the slots.
+  // columns. Each warp takes blocks of its own, and adds up the buffers.
   template <class Visit>
   FLASHGEN_DEVICE void for_each_result(const Visit& visit) const {
     const DecodeItem& item = rows.item;
@@ -1691,9 +1737,9 @@ struct DecodeResults {
     for (i32 i = thread.warp; i < item.row_blocks() * out_blocks; i += cfg.warps) {
       const i32 row_block = i / out_blocks, n = i - row_block * out_blocks;
       float sums[4] = {};
-      for (i32 slot = row_block; slot < slots; slot += row_warps) {
+      for (i32 buffer = row_block; buffer < buffers; buffer += row_warps) {
         float own[4];
-        read_fragments(own, slot_out(slot) + n * 4 * kWarpSize, thread);
+        read_fragments(own, out_buffer(buffer) + n * 4 * kWarpSize, thread);
 #pragma unroll
         for (i32 e = 0; e < 4; ++e) sums[e] += own[e];
       }
@@ -1728,6 +1774,18 @@ FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
+// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
+// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
+// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
+  const i32 row_groups = ceil_div(rows, kMergedRows);
+  i32 part = 1;
+  while (part * part * cfg.merged_parts < tiles * row_groups) ++part;
+  const i32 merge = tiles * row_groups / (part * cfg.merged_parts);
+  return part + merge + cfg.item_tiles < tiles ? part : larger(tiles, 1) + cfg.item_tiles;
+}
+
 // The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
 struct SequenceWork {
   CachedSequence cached;
@@ -1750,14 +1808,14 @@ struct SequenceWork {
 
   template <DecodeConfig cfg, class Params>
   FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
-    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
+    const i32 first_row = Team::of(p).strided(row_tile) * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
 };
 
 // How the units of all items are shared out.
-struct alignas(16) Shares {
+struct alignas(16) WorkPartition {
   i64 units;
   i64 blocks;
 
@@ -1784,9 +1842,9 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
 // same place: `unit` counts those of one head of one sequence.
-struct ShareCursor {
+struct WorkCursor {
   i32 at;
   i32 end;
   i32 head_kv;
@@ -1811,7 +1869,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are in the share, so the next block starts the item.
+      // Only extra units of this item are left, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1835,9 +1893,9 @@ template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   i32 warp_units[cfg.warps];
-  Shares shares;
+  WorkPartition work;
   // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
-  ShareCursor cursors[1 + cfg.producers];
+  WorkCursor cursors[1 + cfg.producers];
   // Where there are producers, the warps that compute use the first two in turns.
   Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
 
@@ -1866,29 +1924,23 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // Merging costs more with more rows, so a block needs more tiles.
-    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    if constexpr (requires { p.team; }) {
-      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
-      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
-      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
-      while (least * least < each) ++least;
-    }
+    const i32 rows = p.len_q * p.group, row_tiles = Team::rounds(p, ceil_div(rows, cfg.tile_q));
+    const i32 tiles = all / (p.batch * p.heads_kv * row_tiles) - cfg.item_tiles;
+    const i32 block_units = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
     const Team team = Team::of(p);
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
-    const i32 begin = all_shares.begin(team.index());
+    const WorkPartition partition = {larger(all, 1), larger(1, smaller(all / block_units, team.count()))};
+    const i32 begin = partition.begin(team.index());
     const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
-      shares = all_shares;
-      for (ShareCursor& cursor : cursors) {
+      work = partition;
+      for (WorkCursor& cursor : cursors) {
         cursor.at = begin;
-        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
+        cursor.end = smaller(all, partition.begin(team.index() + 1));
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The share begins among this thread's sequences.
-      for (ShareCursor& cursor : cursors) {
+      // The block's work begins among this thread's sequences.
+      for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
         cursor.unit = begin_of_head - before;
@@ -1906,28 +1958,33 @@ struct DecodeScheduler {
   }
 };
 
-// ---- flashgen/decode/share.cuh
-// A block's share of an item: its parts one after another, and the merge of all parts by the last block.
+// ---- flashgen/decode/assignment.cuh
+// What a block computes of an item: its parts one after another, and the merge of all parts by the last
+// block.
 
-// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
-// after that loop.
+// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
+// is found after that loop.
 struct ItemParts {
-  PartSlots slots;
+  PartialIndices indices;
+  Team team;
+  i32 first_block;
   // How many blocks share the item.
   i32 blocks;
 
   template <class Params>
-  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
-    const i32 first_block = shares.owner(assigned.first_unit);
-    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
-            blocks};
+  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned,
+                                      const WorkPartition& work) {
+    const Team team = Team::of(p);
+    const i32 first_block = work.owner(assigned.first_unit);
+    const i32 blocks = work.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    return {p.part_tiles != 0 ? PartialIndices::fixed(team, assigned.first_unit, assigned.units)
+                              : PartialIndices::of_blocks(team, first_block, blocks),
+            team, first_block, blocks};
   }
 };
 
-// Calls visit(part, tiles) for the parts of a share: those of fixed size one by one (batch_invariant), or all
-// tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
+// or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
@@ -1943,27 +2000,26 @@ FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, 
 // `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
 // a part, and merges parts. All threads that compute call.
 template <DecodeConfig cfg, class Params, class Results, class Attend>
-FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, const Shares& shares,
+FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, const WorkPartition& work,
                                    u32& is_last, Thread thread, const Results& results,
                                    const Attend& attend) {
   ItemParts parts;
   for_each_part(p, assigned, [&](i32 unit, Range tiles) {
     attend(tiles);
-    parts = ItemParts::of(p, assigned, shares);
-    const PartSlots& slots = parts.slots;
-    if (slots.count == 1) {
+    parts = ItemParts::of(p, assigned, work);
+    if (parts.indices.count == 1) {
       results.store_whole();
     } else {
-      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
+      results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
-    // all threads have stored.
+    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
+    // all its threads have stored theirs.
     consumers_sync<cfg>();
   });
-  const auto& [slots, blocks] = parts;
-  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
-                                                           static_cast<u32>(blocks), is_last, thread)))
-    results.merge(slots);
+  if (parts.indices.count == 1) return;
+  u32* const counter = p.counter + parts.team.strided(parts.first_block);
+  if (parts.blocks == 1 || arrives_last<cfg>(counter, static_cast<u32>(parts.blocks), is_last, thread))
+    results.merge(parts.indices);
 }
 
 // ---- flashgen/decode/visited_tiles.cuh
@@ -2185,20 +2241,20 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- The block's share of an item
+  // ---- What the block computes of an item
 
-  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+  FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
     const Results results{{p, item, shared().totals.of_rows, thread},
                           reinterpret_cast<float*>(base + Smem::kMerge),
                           shared().totals.of_warps,
                           row_warps};
-    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results, [&](Range tiles) {
+    compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
       Softmax softmax;
       attend(out, softmax, item, tiles, row_warps);
-      results.share(out, softmax);
+      results.reduce_warps(out, softmax);
     });
   }
 
@@ -2208,7 +2264,7 @@ struct DecodeMainloop {
     DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
     scheduler.init(p, thread);
 #pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
+    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.work);
   }
 };
 
@@ -2230,7 +2286,7 @@ constexpr DecodeConfig kConfig{
     .producer_registers = 0,
     .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers
-    .least_tiles = 4,         // tiles of keys that a block gets at least, for each 16 rows
+    .merged_parts = 43,       // parts of eight rows that a block merges in the time of a tile
     .item_tiles = 3,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
@@ -2288,7 +2344,7 @@ struct Params {
   i32 band_lower;  // relative to the diagonal through the last query and the last key
   i32 band_upper;
   i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
-  i32 slot_rows;     // rows of a part in o_partial
+  i32 partial_rows;  // rows of a part in o_partial
   i32 page_size;     // keys per page
   i32 batch;         // sequences
   i32 appended;      // keys of each sequence after those in cache_seqlens

@@ -4,47 +4,54 @@
 // spec     {"head_dim":64,"head_dim_v":512,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged","qv":true}
 // rebuild  flashgen build --head-dim 64 --head-dim-v 512 --dtype bf16 --causal --forward-only --cache paged --qv --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 64, tile_kv 64, stages 2, warps 8, 256 threads
+// plan     tile_q 64, tile_kv 64, stages 2, warps 8, 384 threads
+// roles    of 1 warpgroup 4 warps copy tiles (40 registers a thread); 2 compute, in turns (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 64
-//          key rows of a key/value head and batch entry
-// smem     230976 bytes
-// because  O of 64 rows takes 128 registers of each thread where 8 warps split its columns; they exchange S
-//          through shared memory
+//          key rows of a key/value head and batch entry; they start while the grid before them ends, and wait
+//          for it
+// smem     232064 bytes
+// because  O of 64 rows takes 128 registers of each thread where two warpgroups split its columns; they take
+//          turns at S and exchange P through shared memory
 //          each key is read once for 64 rows, and 2 stages hold 64 keys each
 //          this kernel alone takes qv, also for long prompts
 //
-// contents   52  Instructions, one per function: types, device, copy, math, matrix.
-//           212  Element types.
-//           263  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           329  Operands of warp-level matrix products.
-//           428  Warp-level matrix products.
-//           504  Banded masks.
-//           561  Streaming tiles between global and shared memory.
-//           577  Keys and values in a cache.
-//           639  Instructions, one per function: grid.
-//           668  What a softmax takes exponentials of.
-//           698  What an online softmax keeps of each row from one tile of keys to the next.
-//           711  The online softmax.
-//           718  The sizes of a decode kernel.
-//           756  The rows of a tile.
-//           862  The type of the cache's elements.
-//           888  Finding NaN and infinity.
-//           905  Walking over the tiles that a mask does not rule out.
-//           940  Keeping NaN and infinity where they belong.
-//           969  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1005  Blocks that go over the same keys at the same time, each for different rows.
-//          1039  Results of a part of the keys.
-//          1116  What happens to products Q K^T before the softmax.
-//          1137  The results of rows.
-//          1243  Results of the latent kernel, from the registers of warps that have some columns of all rows each.
-//          1300  The online softmax of a tile whose rows warps share.
-//          1442  Bringing keys and values to shared memory.
-//          1544  Tiles of the latent kernel in shared memory.
-//          1587  Which tiles of keys a block works on.
-//          1787  A block's share of an item.
-//          1847  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1885  Attention of few new tokens to a cache of latent vectors, which are keys and values at once (multi-head latent attention, absorbed).
-//          2132  The kernel: its configuration, parameters and text.
+// contents   59  Instructions, one per function: types, device, copy, math, matrix.
+//           205  Element types.
+//           253  Banded masks.
+//           332  Streaming tiles between global and shared memory.
+//           348  Keys and values in a cache.
+//           407  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           792  What a softmax takes exponentials of.
+//           822  What an online softmax keeps of each row from one tile of keys to the next.
+//           835  The online softmax.
+//           842  The sizes of a decode kernel.
+//           891  The rows of a tile.
+//           999  The type of the cache's elements.
+//          1024  The online softmax of a lane's two rows of 16, whose scores several warps share.
+//          1100  Blocks that go over the same keys at the same time, each for different rows.
+//          1134  Results of a part of the keys.
+//          1209  What happens to products Q K^T before the softmax.
+//          1230  The results of rows.
+//          1364  Results of the latent kernels, from the registers of warps that split the columns of O between them.
+//          1423  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1470  Finding NaN and infinity.
+//          1489  Tiles as TMA writes them and wgmma reads them.
+//          1597  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1681  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1732  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1786  Walking over the tiles that a mask does not rule out.
+//          1821  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1869  Which tiles of keys a block works on.
+//          2091  What a block computes of an item.
+//          2155  What Hopper's decode kernels have in common.
+//          2228  S = Q K^T and O += P V of the forward kernel.
+//          2294  The online softmax of a warpgroup's rows.
+//          2320  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2351  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2694  The kernel: its configuration, parameters and text.
+
+// The shapes of its products, by their columns: S and half of O.
+#define WGMMA_SHAPES(shape) shape(64) shape(256)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -57,6 +64,7 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
@@ -83,9 +91,9 @@ namespace flashgen {
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
-FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
+FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -176,17 +184,10 @@ FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
                : "memory");
 }
 
-FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
+// From registers to shared memory (sm_90 and later).
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
@@ -198,14 +199,6 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-
-// The same, but d must not be read before mma_finish(). The hardware needs no such call. The emulator then
-// computes all products of a batch at once, after a single rendezvous of the lanes.
-FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(bfloat16_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_finish() {}
 
 }  // namespace flashgen
 #endif
@@ -231,9 +224,6 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-  // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
-  // then computed there, instead of all being kept in registers from before the loop.
-  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
@@ -260,254 +250,12 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
-template <i32 chunks>
-struct TileSwizzle {
-  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
-  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
-  static constexpr i32 mask = span - 1;
-  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
-  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
-};
-
-// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
-template <class T, i32 rows_, i32 cols_>
-struct SharedTile {
-  using Element = T;
-  static constexpr i32 rows = rows_;
-  static constexpr i32 cols = cols_;
-  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  static constexpr i32 chunks = cols / chunk_elements;
-  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-  static constexpr i32 bytes = rows * row_bytes;
-  using Layout = TileSwizzle<chunks>;
-
-  u8* data;
-
-  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
-    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
-  }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
-  FLASHGEN_DEVICE T* element_at(i32 row, i32 col) const {
-    return reinterpret_cast<T*>(chunk_at(row, col / chunk_elements)) + col % chunk_elements;
-  }
-  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
-  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
-  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
-};
-
-// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
-template <class Tile>
-struct Cursor {
-  i32 row_offset;
-  i32 chunk;
-  i32 swizzle;
-
-  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
-  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
-      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
-
-  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
-  template <bool aligned>
-  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
-    constexpr i32 mask = Tile::Layout::mask;
-    if constexpr (aligned) {
-      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
-      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
-             row_step * Tile::row_bytes;
-    } else {
-      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
-    }
-  }
-};
-
-// ---- flashgen/operand.cuh
-// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
-//
-// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
-// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
-
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
-
-// Left operand of one step: 16 rows, one step deep.
-template <class T>
-struct LeftFragment {
-  u32 words[4];
-};
-
-// Right operand of one step: one step deep, 8 columns.
-template <class T>
-struct RightFragment {
-  u32 words[2];
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand stored row by row: tile[row][depth].
-template <class Tile, class T = typename Tile::Element>
-struct LeftRows {
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), first_row + (thread.lane & 15), thread.lane >> 4) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4(fragment.words, cursor.template offset<true>(16 * block, 2 * step));
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, class T = typename Tile::Element>
-struct RightTransposed {
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), first_column + (thread.lane & 7) + (thread.lane >> 4) * 8,
-               (thread.lane >> 3) & 1) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4(words, cursor.template offset<true>(8 * block, 2 * step));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2(fragment.words, cursor.template offset<true>(8 * block, 2 * step));
-  }
-};
-
-// Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
-// of two that no column step of the warp reaches.
-template <class Tile, bool aligned, class T = typename Tile::Element>
-struct RightRows {
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), thread.lane & 15, first_column / 8 + (thread.lane >> 4)) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4_trans(words, cursor.template offset<aligned>(16 * step, block));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2_trans(fragment.words, cursor.template offset<aligned>(16 * step, block));
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand made from accumulators: the columns of one product are the depth of the next.
-template <class T, i32 row_blocks, i32 column_blocks>
-struct LeftRegisters {
-  static constexpr bool in_registers = true;
-  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
-  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
-        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-// ---- flashgen/product.cuh
-// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-template <i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
-    }
-  }
-}
-
-template <bool turing, class T>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
-}
-
-// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
-template <i32 column_blocks, class Right, class T>
-FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
-  if (n + 1 < column_blocks) {
-    right.load_pair(pair, n, step);
-  } else {
-    right.load_one(pair[0], n, step);
-  }
-}
-
-// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
-// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
-// take four times the registers, are multiplied slowly enough to do without.
-template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
-                              const Right& right) {
-  constexpr i32 pairs = ceil_div(column_blocks, 2);
-  constexpr bool ahead = !kIsFloat<T>;
-  LeftFragment<T> a[row_blocks];
-  RightFragment<T> b[2][2];
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
-  load_right<column_blocks>(b[0], right, 0, 0);
-  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr bool rolled = kIsFloat<T> && !Left::in_registers && steps > 4;
-  // Not `steps`: if there is one step, NVRTC 13.0 drops that loop and applies its bound to the inner one.
-  constexpr i32 unrolled = rolled ? 1 : steps * pairs;
-#pragma unroll unrolled
-  for (i32 step = 0; step < steps; ++step) {
-#pragma unroll
-    for (i32 pair = 0; pair < pairs; ++pair) {
-      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
-      if (!ahead) {
-        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
-      } else if (pair + 1 < pairs) {
-        load_right<column_blocks>(b[1 - now], right, n + 2, step);
-      } else if (step + 1 < steps) {
-        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
-      }
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
-        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
-        // This was the step's last use of a[m]: the next step's takes its registers at once.
-        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
-      }
-    }
-  }
-  if constexpr (!kIsFloat<T>) mma_finish();
-}
-
 // ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
   i32 begin, end;
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
 // The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
@@ -518,7 +266,6 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  static constexpr bool is_bounded = has_lower || has_upper;
   // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
@@ -557,6 +304,30 @@ struct Band {
     return allowed;
   }
 };
+
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  return allowed;
+}
+
+// Sets the bits of a lane's pairs that a mask allows.
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
 
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
@@ -633,8 +404,89 @@ FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
+// ---- flashgen/ptx/barrier.cuh
+// Barriers at which threads may arrive without waiting, or wait without arriving. Named barriers exist on
+// every GPU, mbarriers are for sm_90 and later.
 
 namespace flashgen {
+
+// ---- Named barriers 1 to 15 of a block: barrier 0 is block_sync's. `threads` counts those of whole warps.
+
+FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
+// bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
+
+FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Whether the phase of this parity has ended. Waits for a while before it returns false.
+FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {}
+}
+
+// ---- Fences
+
+// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
+// its other blocks.
+FLASHGEN_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The same for shared memory alone.
+FLASHGEN_DEVICE void fence_proxy_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- flashgen/ptx/tensor_map.cuh
+// Tensor maps, which describe tensors to bulk copies of boxes.
+
+// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
+// it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
+// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
+// bulk copy reads, call fence_proxy_async.
+
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
+// multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
+// hardware clips it at a multiple of 16 bytes, so it writes beyond the end of rows of any other length.
+
+FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
+                                 i32 c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+// Prefetches the map itself.
+FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // ---- flashgen/ptx/grid.cuh
 // Communication between blocks and between grids: atomics, ordered accesses of global memory, and
@@ -642,26 +494,298 @@ namespace flashgen {
 
 // ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
-// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
-// ordered before that.
-FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+// Adds 1, or sets 0 after `last`. This thread sees what those saw that incremented before it, and those after
+// it see what this thread saw and wrote.
+FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last) {
   u32 before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(address), "r"(value)
+               : "l"(address), "r"(last)
                : "memory");
   return before;
 }
-FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
 
 // ---- Programmatic dependent launch (sm_90 and later)
+
+// Waits until the grids before this one are complete and their writes are visible.
+FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, also later ones.
+FLASHGEN_DEVICE void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- flashgen/ptx/warpgroup.cuh
+// Reallocation of registers among warpgroups (sm_90a).
+
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// ---- flashgen/ptx/descriptor.cuh
+// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+//
+// An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
+// (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
+// and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
+//
+//   swizzle    major   leading_bytes                       stride_bytes
+//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
+//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
+//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
+//   32 to 128  mn      next line's width along MN          next 8 rows along K
+
+enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
+
+// The dimension along which elements are adjacent.
+enum class Major : i32 { k = 0, mn = 1 };
+
+struct MatrixDescriptor {
+  u32 low;   // address and leading offset, in units of 16 bytes
+  u32 high;  // stride offset, and the swizzle
+
+  // The operand `bytes` later. The sum must stay within shared memory.
+  constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
+  constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
+};
+
+// Within a cluster the upper bits of an address are the block's rank. Descriptors do not contain them.
+constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
+                                             Swizzle swizzle) {
+  constexpr u32 mask = 0x3fff0;
+  return {(address & mask) >> 4 | (leading_bytes & mask) << 12,
+          (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
+}
+
+// ---- flashgen/ptx/wgmma.cuh
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of 4.
+//
+// Products are asynchronous. Do not touch operands and accumulators until a wait completes the group in which
+// they were committed. The left operand has 64 rows, the right one `n` columns, and one product sums over 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
+
+// Orders accesses of registers before later products that use them. It is needed before the first product,
+// and again after accumulators or fragments of the left operand were modified.
+FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `pending` groups are in flight.
+template <int pending>
+FLASHGEN_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// No instruction. The compiler does not know that a fence or a wait concerns the accumulators; this keeps it
+// from moving accesses of them across.
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Makes the assembler compute `values` before the next wait. It moves waits up across arithmetic, which then
+// no longer overlaps the products, but not into or across branches. So this branches if `not_negative` is
+// negative, which never happens, and then stores the values to `scratch` in shared memory.
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&values)[count][4], float not_negative,
+                                               u32 scratch) {
+  if (not_negative >= 0.0f) return;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i)
+    asm volatile("st.shared.v4.b32 [%4], {%0, %1, %2, %3};" ::"r"(values[i][0]), "r"(values[i][1]),
+                 "r"(values[i][2]), "r"(values[i][3]), "r"(scratch + 16 * i)
+                 : "memory");
+}
+
+FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
+                                                   Swizzle swizzle) {
+  return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
+}
+
+// The part of the instruction's name that begins with the depth.
+template <class T>
+struct WgmmaType;
+template <>
+struct WgmmaType<bfloat16_t> {
+  static constexpr char name[] = "k16.f32.bf16.bf16";
+};
+
+// The immediates after the operands: signs and, for 16-bit types, the majors.
+template <bool has_majors, Major... majors>
+struct WgmmaTail {
+  static constexpr char text[] = ", 1, 1";
+  static_assert(((majors == Major::k) && ...), "8-bit operands of wgmma must be K-major");
+};
+template <Major b>
+struct WgmmaTail<true, b> {
+  static constexpr char text[] = {',', '1', ',', '1', ',', '0' + static_cast<char>(b), 0};
+};
+template <Major a, Major b>
+struct WgmmaTail<true, a, b> {
+  static constexpr char text[] = {
+      ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
+};
+
+// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
+// after the accumulators have the numbers from n / 2 on.
+template <i32 n>
+struct Wgmma {
+  static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
+};
+
+// The names of a product's n / 2 accumulators, ten at a time: %30, %31, ...
+#define WGMMA_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define WGMMA_NAMES_8 "%0, %1, %2, %3"
+#define WGMMA_NAMES_64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
+#define WGMMA_NAMES_80 \
+  WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_160                         \
+  WGMMA_NAMES_80 ", " WGMMA_TEN(4) WGMMA_TEN(5) \
+      WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_240                          \
+  WGMMA_NAMES_160 ", " WGMMA_TEN(8) WGMMA_TEN(9) \
+      WGMMA_TEN(10) "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_NAMES_256 \
+  WGMMA_NAMES_240       \
+  ", "                  \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
+
+// The accumulators as operands with the constraint c.
+#define WGMMA_FLOATS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_FLOATS_16(c, i) \
+  WGMMA_FLOATS_4(c, i), WGMMA_FLOATS_4(c, i + 4), WGMMA_FLOATS_4(c, i + 8), WGMMA_FLOATS_4(c, i + 12)
+#define WGMMA_FLOATS_64(c, i) \
+  WGMMA_FLOATS_16(c, i), WGMMA_FLOATS_16(c, i + 16), WGMMA_FLOATS_16(c, i + 32), WGMMA_FLOATS_16(c, i + 48)
+#define WGMMA_REGISTERS_8(c) WGMMA_FLOATS_4(c, 0)
+#define WGMMA_REGISTERS_64(c) WGMMA_FLOATS_16(c, 0), WGMMA_FLOATS_16(c, 16)
+#define WGMMA_REGISTERS_256(c) WGMMA_FLOATS_64(c, 0), WGMMA_FLOATS_64(c, 64)
+
+// The numbers of the operands after the accumulators.
+#define WGMMA_FROM_8 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26
+#define WGMMA_FROM_64 \
+  32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54
+#define WGMMA_FROM_256                                                                                     \
+  128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147, 148, \
+      149, 150
+
+// One product, and what goes before the first of some: p says whether it adds to the accumulators.
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_LEFT_REGISTERS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_FORM "C"(WgmmaType<T>::name), "C"(WgmmaTail<sizeof(T) == 2, majors...>::text)
+
+#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                                         \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i2) WGMMA_PRODUCT(n, "%" #i0, i1, i3, i4) "}"                                   \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a.bits()), "l"(b.bits()), "r"(add), WGMMA_FORM);                                      \
+  }
+#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                           \
+  template <class T, Major... majors>                                                                      \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], MatrixDescriptor b, i32 add) { \
+    asm volatile(WGMMA_BEGIN(i5) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i4, i6, i7) "}"              \
+                 : WGMMA_REGISTERS_##n(c)                                                                  \
+                 : WGMMA_LEFT_REGISTERS(a), "l"(b.bits()), "r"(add), WGMMA_FORM);                          \
+  }
+#define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
+  template <>                                                  \
+  struct Wgmma<n> {                                            \
+    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
+    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
+  };
+#define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
+#define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
+
+// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
+WGMMA_SHAPES(WGMMA_SHAPE)
+// d = a * b, plus what d held if `accumulate`; both operands in shared memory.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
+  Wgmma<n>::template add_ss<T, a_major, b_major>(d, a, b, accumulate);
+}
+
+// ---- flashgen/ptx/wgmma_fours.cuh
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement: most of the compile
+// time goes into accumulators that enter and leave statements. Left operands and, in shared memory, right
+// ones are K-major.
+
+template <i32 n>
+struct WgmmaFours {
+  static_assert(n == 0,
+                "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
+};
+
+// The products after the first one accumulate.
+#define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
+#define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
+  template <class T, Major... majors>                                                                        \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4], i32 add) {     \
+    asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
+                     WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
+                         WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
+                   "r"(add), WGMMA_FORM);                                                                    \
+  }
+// The last product is issued first.
+#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
+                      i16, i17, i18, i19, i20, i21, i22)                                                    \
+  template <class T, Major... majors>                                                                       \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
+                 : WGMMA_REGISTERS_##n(c)                                                                   \
+                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),      \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),        \
+                   WGMMA_FORM);                                                                             \
+  }
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
+  template <>                                                                                \
+  struct WgmmaFours<n> {                                                                     \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+    WGMMA_RS_FOUR(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+  };
+#define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
+WGMMA_SHAPES(WGMMA_FOURS)
+// d = the sum of four products a * b, plus what d held.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                   const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_ss<T, a_major, b_major>(d, left, right, 1);
+}
+// The same without what d held. The compiler knows that the previous value of d is dead.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                         const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template set_ss<T, a_major, b_major>(d, left, right, 0);
+}
+// With the left operands in registers, plus what d held if `accumulate`.
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
+                                   bool accumulate) {
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_rs<T, b_major>(d, a, right, accumulate);
+}
 
 }  // namespace flashgen
 #endif
@@ -732,8 +856,8 @@ struct DecodeConfig {
   i32 consumer_registers;
   // Each warp keeps its rows of Q in registers. Otherwise they stay in shared memory.
   bool holds_queries;
-  // A block gets no fewer tiles than this for each 16 rows, as long as others have work.
-  i32 least_tiles;
+  // Parts of eight rows that a block merges in the time of a tile of keys.
+  i32 merged_parts;
   // The fixed cost of an item, in tiles of keys.
   i32 item_tiles;
   bool has_lower;
@@ -745,12 +869,23 @@ struct DecodeConfig {
 
 // Rows and keys of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
-constexpr i32 kSliceKeys = 16;
+// Rows that the lanes of a warp merge at a time.
+constexpr i32 kMergedRows = 8;
+
+// Named barriers of the warps that compute, and of all.
+constexpr i32 kConsumerBarrier = 1;
+constexpr i32 kBlockBarrier = 2;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void consumers_sync() {
-  block_sync();
+  named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize);
+}
+
+// Waits for all warps of a block with producers, which may call it at different places.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void warps_sync() {
+  named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
 }
 
 // ---- flashgen/decode/rows.cuh
@@ -773,6 +908,8 @@ struct alignas(16) DecodeItem {
   // Tiles of keys that some row of the sequence may attend to; at least one, because rows without keys also
   // have results.
   Range tiles;
+
+  FLASHGEN_DEVICE i32 row_blocks() const { return ceil_div(rows, kRowBlock); }
 };
 
 // The token and the query head of a row of the tile.
@@ -874,9 +1011,8 @@ struct QueryRows {
 // Elements of the queries' type, without scales.
 template <DecodeConfig cfg, class T>
 struct SameElement {
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
-  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
-  using Values = RightRows<VSlice, true>;
 
   template <class Params>
   FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
@@ -885,122 +1021,81 @@ struct SameElement {
   FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) { return 8 * n + thread.column(); }
 };
 
-// ---- flashgen/non_finite.cuh
-// Finding NaN and infinity.
+// ---- flashgen/decode/lane_softmax.cuh
+// The online softmax of a lane's two rows of 16, whose scores several warps share. These warps agree on the
+// rows' reference maxima.
 
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+template <class Logits>
+struct LaneSoftmax {
+  float reference_max[2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[2];
 
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-// ---- flashgen/walk.cuh
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
-// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
-// and get the same result.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-
-  // Advances to the next tile. Returns how many tiles were skipped before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    ++tile;
-    return 0;
-  }
-};
-
-// ---- flashgen/contain.cuh
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
-// non-finite value in a key that a query may not attend to would reach the query through any tile that the
-// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
-// non-finite values are cleared before the product, and the results they should have reached become NaN
-// afterwards.
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
-  u32 signs = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+  FLASHGEN_DEVICE void reset() {
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(signs != 0);
-}
-
-// ---- flashgen/decode/careful_product.cuh
-// P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to:
-// the row's probability is 0, but 0 * NaN is NaN.
-
-// sums += P V of 16 keys without the elements of V that are not finite. Results that an allowed pair brings
-// such an element become NaN. `pairs` is 1 for allowed pairs and 0 for others. A loop keeps this rare code
-// short, so `sums` lies in local memory.
-template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>& left,
-                                 const LeftFragment<T>& pairs, const Values& values) {
-  const u32 ones = pack(T{}, 1.0f, 1.0f);
-#pragma unroll 1
-  for (i32 n = 0; n < blocks; n += 2) {
-    RightFragment<T> finite[2];
-    values.load_pair(finite, n, 0);
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      // Ones in place of what is not finite count the allowed pairs with such an element.
-      RightFragment<T> bad;
-#pragma unroll
-      for (i32 w = 0; w < 2; ++w) {
-        const u32 lost = (non_finite_signs<T>(finite[i].words[w]) >> 15) * 0xffffu;
-        finite[i].words[w] &= ~lost;
-        bad.words[w] = lost & ones;
-      }
-      float (&sum)[4] = sums[n + i];
-      float reached[4] = {};
-      multiply_block<false>(sum, left, finite[i]);
-      multiply_block<false>(reached, pairs, bad);
-      mma_finish();
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? not_a_number<float>() : sum[e];
+    for (i32 h = 0; h < 2; ++h) {
+      reference_max[h] = -kInfinity;
+      sum[h] = 0.0f;
     }
   }
-}
+
+  // The largest logits among a lane's scores.
+  template <i32 columns>
+  FLASHGEN_DEVICE static void largest(float (&highest)[2], const Accumulator<1, columns>& scores,
+                                      const Logits& logits) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      highest[h] = maximum(scores[0][0][2 * h], scores[0][0][2 * h + 1]);
+#pragma unroll
+      for (i32 n = 1; n < columns; ++n)
+        highest[h] = maximum(highest[h], maximum(scores[0][n][2 * h], scores[0][n][2 * h + 1]));
+      highest[h] = logits.logit(highest[h], h);
+    }
+  }
+
+  // Whether a lane sees a score far above its row's reference maximum.
+  FLASHGEN_DEVICE bool lags(const float (&highest)[2]) const {
+    return highest[0] > reference_max[0] + Logits::distance(kMaximumLag) ||
+           highest[1] > reference_max[1] + Logits::distance(kMaximumLag);
+  }
+
+  // Raises the reference maximum of row h if `most`, the largest logit of the row, is far above it. Returns
+  // what the row's results are multiplied by.
+  FLASHGEN_DEVICE float raise_row(i32 h, float most) {
+    const bool rises = most > reference_max[h] + Logits::distance(kMaximumLag);
+    const float factor = rises ? exp2_approx(Logits::powers(reference_max[h] - most)) : 1.0f;
+    if (rises) reference_max[h] = most;
+    sum[h] *= factor;
+    return factor;
+  }
+
+  // Takes over the reference maximum of row h that other warps have chosen. Returns the same.
+  FLASHGEN_DEVICE float follow_row(i32 h, float reference) {
+    const bool rises = reference > reference_max[h];
+    const float factor = rises ? exp2_approx(Logits::powers(reference_max[h] - reference)) : 1.0f;
+    if (rises) reference_max[h] = reference;
+    sum[h] *= factor;
+    return factor;
+  }
+
+  // Scores become exponentials, which add to the sums.
+  template <i32 columns>
+  FLASHGEN_DEVICE void exponentiate(Accumulator<1, columns>& scores, const Logits& logits) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+      const float shift = reference_max[h] == -kInfinity ? 0.0f : reference_max[h];
+#pragma unroll
+      for (i32 n = 0; n < columns; ++n) {
+#pragma unroll
+        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
+          scores[0][n][e] = exp2_approx(logits.relative(scores[0][n][e], shift, h));
+          sum[h] += scores[0][n][e];
+        }
+      }
+    }
+  }
+};
 
 // ---- flashgen/decode/team.cuh
 // Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
@@ -1032,8 +1127,8 @@ struct Team {
   // This block's team, and how many there are. Blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The member of team `index` that has the same rows as this block.
-  FLASHGEN_DEVICE i32 member(i32 index) const { return index * size + rank; }
+  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
 // ---- flashgen/decode/partials.cuh
@@ -1041,20 +1136,20 @@ struct Team {
 // of exponentials. They are merged exactly, whatever the size of the logits.
 
 // The factor taken out of a row's exponentials, and their sum.
-struct RowTotal {
+struct alignas(8) RowTotal {
   float reference_max;
   float sum;
 };
 
 // The weight of a part of a row whose parts have the common reference maximum `most`.
 template <class Logits>
-FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float most) {
-  return exp2_approx(logits.powers(reference_max - (most == -kInfinity ? 0.0f : most)));
+FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
+  return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
 }
 
-// Partial results in the workspace. A slot holds those of one part of an item: for each eight columns a small
-// matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do not
-// exist take no room.
+// Partial results in the workspace, those of one part of an item after another: for each eight columns a
+// small matrix of the item's rows, so that the lanes of a warp access neighboring addresses and rows that do
+// not exist take no room.
 template <i32 blocks>
 struct Partials {
   float* out;
@@ -1063,14 +1158,17 @@ struct Partials {
 
   template <class Params>
   FLASHGEN_DEVICE static Partials of(const Params& p) {
-    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.slot_rows};
+    return {p.o_partial, reinterpret_cast<RowTotal*>(p.row_partial), p.partial_rows};
   }
   // Two columns of block `n`, from `column` on.
-  FLASHGEN_DEVICE float* pair(i32 slot, i32 n, i32 row, i32 column) const {
-    return out + ((static_cast<i64>(slot) * blocks + n) * rows + row) * 8 + column;
+  FLASHGEN_DEVICE float* pair(i32 index, i32 n, i32 row, i32 column) const {
+    return out + index * partial_floats() + n * block_floats() + row * 8 + column;
   }
-  FLASHGEN_DEVICE RowTotal& total(i32 slot, i32 row) const {
-    return totals[static_cast<i64>(slot) * rows + row];
+  // From each part to the next, and from each block of columns to the next.
+  FLASHGEN_DEVICE i64 partial_floats() const { return blocks * block_floats(); }
+  FLASHGEN_DEVICE i64 block_floats() const { return i64{8} * rows; }
+  FLASHGEN_DEVICE RowTotal& total(i32 index, i32 row) const {
+    return totals[static_cast<i64>(index) * rows + row];
   }
 };
 
@@ -1078,37 +1176,32 @@ struct alignas(8) FloatPair {
   float values[2];
 };
 
-// The slots of an item's parts, in the order of its keys. With parts of fixed sizes each has a slot of its
-// own. Otherwise each block has two: for an item that a block before it has begun, and for one that it begins
-// itself.
-struct PartSlots {
-  Team team;
-  bool is_fixed;
+// Where an item's parts lie among all in the workspace, in the order of its keys.
+struct PartialIndices {
   i32 count;
-  // The item's first unit among those of all items, and the block that begins it.
-  i32 first_unit;
-  i32 first_block;
+  i32 first;
+  // Of the second part, and from each part to the next one.
+  i32 second;
+  i32 stride;
 
-  FLASHGEN_DEVICE i32 operator()(i32 part) const {
-    if (is_fixed) return team.member(first_unit + part);
-    return team.member(part == 0 ? 2 * first_block + 1 : 2 * (first_block + part));
+  // Parts of fixed sizes, of an item whose first unit is number `first_unit` of all.
+  FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
+    return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
+  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
+  // that a block before it has begun, and of one that it begins itself.
+  FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
+    return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
+  }
+  FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which it then resets for the next
-// launch. All threads that compute call. Those of the last block see what all blocks wrote before they
+// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
+// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
 // arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
-  consumers_sync<cfg>();
-  if (thread.index() == 0) {
-    const bool is_last = atomic_add_release(counter, 1u) + 1 == blocks;
-    if (is_last) {
-      load_acquire(counter);
-      store_release(counter, 0u);
-    }
-    shared = is_last;
-  }
+  if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
   consumers_sync<cfg>();
   return shared != 0;
 }
@@ -1150,59 +1243,45 @@ struct RowResults {
   RowTotal (&totals)[cfg.tile_q];
   Thread thread;
 
-  // Leaves the totals of a part in its slot.
-  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 slot) const {
-    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(slot, row) = totals[row];
+  // Stores the totals of a part in the workspace.
+  FLASHGEN_DEVICE void store_totals(const Partials<out_blocks>& partials, i32 index) const {
+    for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys.
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const {
-    const auto partials = Partials<out_blocks>::of(p);
+  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
+  // waits for memory once for many parts.
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
-    // The lanes of a warp take the parts of a row in turns.
-    for (i32 row = thread.warp; row < item.rows; row += cfg.warps) {
-      float most = -kInfinity, total = 0.0f;
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize)
-        most = maximum(most, partials.total(slots(part), row).reference_max);
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) most = maximum(most, shuffle_xor(most, bit));
-      for (i32 part = thread.lane; part < slots.count; part += kWarpSize) {
-        const RowTotal own = partials.total(slots(part), row);
-        total += own.sum * weight_of_part(logits, own.reference_max, most);
-      }
-#pragma unroll
-      for (i32 bit = kWarpSize / 2; bit > 0; bit /= 2) total += shuffle_xor(total, bit);
-      if (thread.lane == 0) totals[row] = {most, total};
-    }
-    consumers_sync<cfg>();
-    // Each warp takes blocks of columns of its own. Many loads are under way at a time, because a few warps
-    // wait for all parts.
-    constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps), parts_at_once = larger(1, 32 / own_blocks);
 #pragma unroll 1
-    for (i32 row = thread.row(); row < item.rows; row += 8) {
-      const RowTotal total = totals[row];
+    for (i32 row = thread.row(); row < item.rows; row += kMergedRows) {
+      RowTotal total = {-kInfinity, 0.0f};
       FloatPair sums[own_blocks] = {};
-#pragma unroll parts_at_once
-      for (i32 part = 0; part < slots.count; ++part) {
-        const i32 slot = slots(part);
-        const float weight =
-            weight_of_part(logits, partials.total(slot, row).reference_max, total.reference_max);
+#pragma unroll 1
+      for (i32 first = 0; first < indices.count; first += LoadedParts::count) {
+        const LoadedParts parts = load_parts(indices, first, row);
+        float row_max = total.reference_max;
 #pragma unroll
-        for (i32 i = 0; i < own_blocks; ++i) {
-          const i32 n = thread.warp + i * cfg.warps;
-          if (n >= out_blocks) break;
-          const FloatPair pair =
-              *reinterpret_cast<const FloatPair*>(partials.pair(slot, n, row, thread.column()));
+        for (const RowTotal& part : parts.totals) row_max = maximum(row_max, part.reference_max);
+        const float kept = weight_of_part(logits, total.reference_max, row_max);
+        total = {row_max, total.sum * kept};
 #pragma unroll
-          for (i32 c = 0; c < 2; ++c)
-            sums[i].values[c] = fused_multiply_add(weight, pair.values[c], sums[i].values[c]);
+        for (FloatPair& sum : sums) sum = {{sum.values[0] * kept, sum.values[1] * kept}};
+#pragma unroll
+        for (i32 i = 0; i < LoadedParts::count; ++i) {
+          const float weight = weight_of_part(logits, parts.totals[i].reference_max, row_max);
+          total.sum += parts.totals[i].sum * weight;
+#pragma unroll
+          for (i32 b = 0; b < own_blocks; ++b) {
+#pragma unroll
+            for (i32 c = 0; c < 2; ++c)
+              sums[b].values[c] = fused_multiply_add(weight, parts.pairs[i][b].values[c], sums[b].values[c]);
+          }
         }
       }
       const Finished finished = with_sink(row, total);
 #pragma unroll
-      for (i32 i = 0; i < own_blocks; ++i) {
-        const i32 n = thread.warp + i * cfg.warps;
-        if (n < out_blocks) store_result(row, n, sums[i], finished);
+      for (i32 b = 0; b < own_blocks; ++b) {
+        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
       }
     }
   }
@@ -1216,10 +1295,10 @@ struct RowResults {
   FLASHGEN_DEVICE Finished with_sink(i32 row, RowTotal total) const {
     const Logits logits = Score::logits(p);
     const float sink = Logits::as_reference_max(Score::sink(p, item, RowPlace::of(p, item, row).head));
-    const float most = maximum(total.reference_max, sink),
-                weight = weight_of_part(logits, total.reference_max, most);
-    const float sum = total.sum * weight + weight_of_part(logits, sink, most);
-    return {{most, sum}, sum == 0.0f ? 0.0f : weight / sum};
+    const float row_max = maximum(total.reference_max, sink),
+                weight = weight_of_part(logits, total.reference_max, row_max);
+    const float sum = total.sum * weight + weight_of_part(logits, sink, row_max);
+    return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
   // Writes two columns of O and, with the first ones, L.
@@ -1238,29 +1317,72 @@ struct RowResults {
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
     }
   }
+
+ private:
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
+  FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
+  FLASHGEN_DEVICE bool has_block(i32 b) const {
+    return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
+  }
+
+  // A lane's row and columns of several parts. Those beyond the last part are empty.
+  struct LoadedParts {
+    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
+    RowTotal totals[count];
+    FloatPair pairs[count][own_blocks];
+  };
+
+  // Starts all loads before the first of them has arrived. So no branch may come between them.
+  FLASHGEN_DEVICE LoadedParts load_parts(const PartialIndices& indices, i32 first, i32 row) const {
+    const auto partials = Partials<out_blocks>::of(p);
+    LoadedParts parts;
+    const i32 index = indices(first);
+    const RowTotal* total = &partials.total(index, row);
+    const float* pair = partials.pair(index, thread.warp, row, thread.column());
+    const i64 between_blocks = partials.block_floats() * cfg.warps;
+#pragma unroll
+    for (i32 i = 0; i < LoadedParts::count; ++i) {
+      const bool exists = first + i < indices.count;
+      parts.totals[i] = exists ? *total : RowTotal{-kInfinity, 0.0f};
+#pragma unroll
+      for (i32 b = 0; b < own_blocks; ++b) {
+        parts.pairs[i][b] = exists && has_block(b)
+                                ? *reinterpret_cast<const FloatPair*>(pair + b * between_blocks)
+                                : FloatPair{};
+      }
+      // Only the second part may lie at another distance.
+      const i64 distance = i == 0 ? indices(first + 1) - index : indices.stride;
+      total += distance * partials.rows;
+      pair += distance * partials.partial_floats();
+    }
+    return parts;
+  }
 };
 
 // ---- flashgen/decode/latent_results.cuh
-// Results of the latent kernel, from the registers of warps that have some columns of all rows each.
+// Results of the latent kernels, from the registers of warps that split the columns of O between them.
 
-template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement>
+// `row_warps` consecutive warps have the same columns of different rows.
+template <DecodeConfig cfg, class T, class Params, class Score, class CacheElement, i32 row_warps>
 struct LatentResults {
   using Rows = RowResults<cfg, T, Params, Score, CacheElement>;
-  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
-  static constexpr i32 own_blocks = Rows::out_blocks / cfg.warps;
+  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock / row_warps;
+  static constexpr i32 own_blocks = Rows::out_blocks * row_warps / cfg.warps;
   using Output = Accumulator<row_blocks, own_blocks>;
 
   Rows rows;
   const Output& out;
 
-  // Leaves a part's results in its slot.
-  FLASHGEN_DEVICE void store_part(i32 slot) const {
+  // Stores a part's results in the workspace.
+  FLASHGEN_DEVICE void store_part(i32 index) const {
     const auto partials = Partials<Rows::out_blocks>::of(rows.p);
-    rows.store_totals(partials, slot);
+    rows.store_totals(partials, index);
     for_each_row([&](i32 row, i32 m, i32 h) {
 #pragma unroll
       for (i32 n = 0; n < own_blocks; ++n)
-        *reinterpret_cast<FloatPair*>(partials.pair(slot, first_block() + n, row, rows.thread.column())) =
+        *reinterpret_cast<FloatPair*>(partials.pair(index, first_block() + n, row, rows.thread.column())) =
             pair_of(m, n, h);
     });
   }
@@ -1275,313 +1397,473 @@ struct LatentResults {
     });
   }
 
-  FLASHGEN_DEVICE void merge(const PartSlots& slots) const { rows.merge(slots); }
+  FLASHGEN_DEVICE void merge(const PartialIndices& indices) const { rows.merge(indices); }
 
  private:
-  FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp * own_blocks; }
+  FLASHGEN_DEVICE i32 first_block() const { return rows.thread.warp / row_warps * own_blocks; }
   FLASHGEN_DEVICE FloatPair pair_of(i32 m, i32 n, i32 h) const {
     return {{out[m][n][2 * h], out[m][n][2 * h + 1]}};
   }
 
-  // Calls visit(row, m, h) for each of the lane's rows of the tile that exist: row m * 16 + l/4 + 8 h.
+  // Calls visit(row, m, h) for each of the lane's rows of the tile that exist.
   template <class Visit>
   FLASHGEN_DEVICE void for_each_row(const Visit& visit) const {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const i32 row = m * kRowBlock + rows.thread.row() + 8 * h;
+        const i32 row =
+            (m * row_warps + rows.thread.warp % row_warps) * kRowBlock + rows.thread.row() + 8 * h;
         if (row < rows.item.rows) visit(row, m, h);
       }
     }
   }
 };
 
-// ---- flashgen/decode/latent_softmax.cuh
-// The online softmax of a tile whose rows warps share. The scores of 16 rows are spread over several warps,
-// each with keys of its own. The columns of O are spread over all warps, each with all rows.
+// ---- flashgen/ring.cuh
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
 
-// What warps exchange in shared memory.
-template <DecodeConfig cfg>
-struct RowExchange {
-  // Warps that have the scores of the same rows.
-  static constexpr i32 key_warps = cfg.warps * kRowBlock / cfg.tile_q;
-  // Of each of these warps and each row of the tile: the largest logit, and at the end the sum.
-  float of_warps[key_warps][cfg.tile_q];
-  // What the results of each row are multiplied by when its reference maximum rises.
-  float factors[cfg.tile_q];
-  // Whether the mask cuts through the keys of a warp.
-  u32 is_cut[cfg.warps];
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
+// other sizes include ring_any_size.cuh.
+template <i32 slots>
+struct RingState {
+  static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // The parity of the round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+  FLASHGEN_DEVICE RingState before() const { return {count - 1}; }
 };
 
-// Statistics of a warp's 16 rows, of which each lane has two. The warps that have the same rows agree on
-// their reference maxima.
-template <DecodeConfig cfg, class Logits>
-struct LatentSoftmax {
-  using Exchange = RowExchange<cfg>;
-  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
+template <i32 slots>
+struct Ring {
+  using State = RingState<slots>;
 
-  float reference_max[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
+  // The address of its barriers: full ones, then empty ones.
+  u32 barriers;
 
-  FLASHGEN_DEVICE void reset() {
+  FLASHGEN_DEVICE u32 full(State at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
+  FLASHGEN_DEVICE u32 empty(State at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      reference_max[h] = -kInfinity;
-      sum[h] = 0.0f;
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-
-  // The largest logits among a lane's scores.
-  template <i32 columns>
-  FLASHGEN_DEVICE static void largest(float (&highest)[2], const Accumulator<1, columns>& scores,
-                                      const Logits& logits) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      highest[h] = maximum(scores[0][0][2 * h], scores[0][0][2 * h + 1]);
-#pragma unroll
-      for (i32 n = 1; n < columns; ++n)
-        highest[h] = maximum(highest[h], maximum(scores[0][n][2 * h], scores[0][n][2 * h + 1]));
-      highest[h] = logits.logit(highest[h], h);
-    }
-  }
-
-  // Whether a lane sees a score far above its row's reference maximum.
-  FLASHGEN_DEVICE bool lags(const float (&highest)[2]) const {
-    return highest[0] > reference_max[0] + Logits::distance(kMaximumLag) ||
-           highest[1] > reference_max[1] + Logits::distance(kMaximumLag);
-  }
-
-  // Raises the reference maxima that lag, and rescales all results. Returns whether the mask cuts through the
-  // tile. All threads of the block call. Each row decides for itself.
-  template <i32 out_columns>
-  FLASHGEN_DEVICE bool raise(const float (&highest)[2], Accumulator<row_blocks, out_columns>& out,
-                             Exchange& exchange, bool is_cut, Thread thread) {
-    const i32 first_row = thread.warp % row_blocks * kRowBlock + thread.row(),
-              key_warp = thread.warp / row_blocks;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float of_warp = row_maximum(highest[h]);
-      if (thread.column() == 0) exchange.of_warps[key_warp][first_row + 8 * h] = of_warp;
-    }
-    if (thread.lane == 0) exchange.is_cut[thread.warp] = is_cut ? 1 : 0;
-    block_sync();
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      float most = exchange.of_warps[0][first_row + 8 * h];
-#pragma unroll
-      for (i32 w = 1; w < Exchange::key_warps; ++w)
-        most = maximum(most, exchange.of_warps[w][first_row + 8 * h]);
-      const bool rises = most > reference_max[h] + Logits::distance(kMaximumLag);
-      const float factor = rises ? exp2_approx(Logits::powers(reference_max[h] - most)) : 1.0f;
-      if (rises) reference_max[h] = most;
-      sum[h] *= factor;
-      if (key_warp == 0 && thread.column() == 0) exchange.factors[first_row + 8 * h] = factor;
-    }
-    u32 any_cut = 0;
-#pragma unroll
-    for (i32 w = 0; w < cfg.warps; ++w) any_cut |= exchange.is_cut[w];
-    block_sync();
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const float factor = exchange.factors[m * kRowBlock + thread.row() + 8 * h];
-#pragma unroll
-        for (i32 n = 0; n < out_columns; ++n) {
-          out[m][n][2 * h] *= factor;
-          out[m][n][2 * h + 1] *= factor;
-        }
-      }
-    }
-    return any_cut != 0;
-  }
-
-  // Scores become exponentials, which add to the sums.
-  template <i32 columns>
-  FLASHGEN_DEVICE void exponentiate(Accumulator<1, columns>& scores, const Logits& logits) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-      const float shift = reference_max[h] == -kInfinity ? 0.0f : reference_max[h];
-#pragma unroll
-      for (i32 n = 0; n < columns; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          scores[0][n][e] = exp2_approx(logits.relative(scores[0][n][e], shift, h));
-          sum[h] += scores[0][n][e];
-        }
-      }
-    }
-  }
-
-  // Adds up the sums of all warps. All threads of the block call.
-  FLASHGEN_DEVICE void finish(RowTotal (&totals)[cfg.tile_q], Exchange& exchange, Thread thread) const {
-    const i32 first_row = thread.warp % row_blocks * kRowBlock + thread.row(),
-              key_warp = thread.warp / row_blocks;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float of_warp = row_total(sum[h]);
-      if (thread.column() == 0) exchange.of_warps[key_warp][first_row + 8 * h] = of_warp;
-    }
-    block_sync();
-    if (key_warp == 0 && thread.column() == 0) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        float total = 0.0f;
-#pragma unroll
-        for (i32 w = 0; w < Exchange::key_warps; ++w) total += exchange.of_warps[w][first_row + 8 * h];
-        totals[first_row + 8 * h] = {reference_max[h], total};
-      }
-    }
-    block_sync();
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(State at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(State at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival per warp, once all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(State at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
   }
 };
 
-// ---- flashgen/decode/key_slices.cuh
-// Bringing keys and values to shared memory. Each warp copies 16 keys of a tile, its slice, and their values.
+// ---- flashgen/non_finite.cuh
+// Finding NaN and infinity.
 
-// Where the keys of the warp's next slice lie, one key for each lane of half a warp. Page numbers are read
-// here, one step before the copies that need them.
-template <bool paged>
-struct SlicePlaces {
-  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
-  // exist: it is never read, nor is its entry of the page table.
-  i32 page;
-  i32 row;
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
-  template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys,
-                                        i32 first_key, Thread thread) {
-    const i32 key = first_key + thread.lane % kSliceKeys, place = cached.first_key + key;
-    if (!keys.has(key)) return {-1, 0};
-    if constexpr (paged) {
-      const i32 index = place / p.page_size;
-      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
-    } else {
-      return {0, place};
-    }
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
+
+constexpr i32 kWarpgroupRows = 64;
+constexpr i32 kPanelBytes = 128;
+// Eight rows: the period of the swizzle, and the alignment of tiles.
+constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
+
+// rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
+template <class T, i32 rows_, i32 cols_>
+struct PanelTile {
+  using Element = T;
+  static constexpr i32 rows = rows_;
+  static constexpr i32 cols = cols_;
+  static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
+  static constexpr i32 panels = ceil_div(cols, panel_cols);
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
+  static constexpr i32 panel_stride = rows * kPanelBytes;
+  static constexpr i32 bytes = panels * panel_stride;
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
+  static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
+  static constexpr i32 panel_steps = 4;
+
+  u32 address;
+
+  FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
+  FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
+    return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
-  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
-  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    if (!exists()) return 0;
-    return paged ? page * page_stride + row * row_stride : row * row_stride;
-  }
-  // The place that another lane knows.
-  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
-};
-
-// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
-// sectors of memory. So a lane needs few addresses, however wide the heads are.
-template <i32 slice_rows>
-struct LaneShare {
-  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
-  // The lane's rows lie this far apart.
-  static constexpr i32 row_step = kWarpSize / lanes_of_row;
-  static constexpr i32 rows = slice_rows / row_step;
-  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
-};
-
-// The places of the lane's rows.
-template <bool paged, i32 slice_rows>
-struct LanePlaces {
-  using Share = LaneShare<slice_rows>;
-  SlicePlaces<paged> rows[Share::rows];
-
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
-    const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
-    return found;
+    for (i32 p = 0; p < panels; ++p)
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
+  }
+
+  // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
+  FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
+    return matrix_descriptor(address, 16, kSwizzleBytes, Swizzle::bytes_128);
+  }
+  static constexpr u32 along_columns(i32 step) {
+    return static_cast<u32>(step / panel_steps * panel_stride + step % panel_steps * 32);
+  }
+  // As an operand whose rows are summed over, sixteen at a step.
+  FLASHGEN_DEVICE MatrixDescriptor by_rows() const {
+    return matrix_descriptor(address, panel_stride, kSwizzleBytes, Swizzle::bytes_128);
+  }
+  static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
+
+  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
+  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
+    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
+                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
+  }
+  // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
+  // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
+  // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
+  static constexpr u32 chunk_after(u32 first, i32 n) {
+    return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
 };
 
-// Copies `slice_rows` rows of one head of K or V into a tile.
-template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
-struct SliceCopies {
-  using T = typename Tile::Element;
-  using Share = LaneShare<slice_rows>;
+// A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
+template <i32 n>
+using Strip = float[n / 2];
+template <i32 n>
+using StripBlocks = Accumulator<1, n / 8>;
 
-  // The lane's first chunk of a row, and where it lies in a tile.
-  i32 chunk;
-  Cursor<Tile> place;
-  // That chunk of the row at offset 0.
-  const T* data;
+// The same registers as one row of blocks of 16 x 8.
+template <i32 count>
+FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
+  return reinterpret_cast<StripBlocks<2 * count>&>(strip);
+}
 
-  // The slice begins at row `first_row` of the tile.
-  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
-      : chunk(thread.lane % Share::lanes_of_row),
-        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
-        data(head + chunk * Tile::chunk_elements) {}
-
-  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
-  template <bool paged>
-  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, slice_rows>& places) const {
-    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
-    const u32 start = shared_address(tile.data);
+template <i32 count>
+FLASHGEN_DEVICE void clear_strip(float (&strip)[count]) {
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const SlicePlaces<paged>& row = places.rows[h];
-      const T* const from = data + row.offset(page_stride, row_stride);
-      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
+  for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
+}
+
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
+template <i32 n>
+using Rounded = u32[n / 16][4];
+
+// Issues sums += A B^T, for 64 rows of A.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
 #pragma unroll
-      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
-        const i32 left = Tile::chunks - i * Share::lanes_of_row;
-        if (left >= Share::lanes_of_row || chunk < left)
-          copy_chunk_async<T, access_bytes>(
-              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
-              from + i * step, columns - i * step);
-      }
-    }
+  for (i32 step = 0; step < A::steps; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
   }
-};
+  wgmma_commit();
+}
 
-// ---- flashgen/decode/latent_tiles.cuh
-// Tiles of the latent kernel in shared memory: copies of queries, and the product of streamed operands.
+// ---- flashgen/sm90/careful_product.cuh
+// P V of a block that the mask cuts, where V may hold NaN or infinity.
 
-// Starts the copies of all rows of a tile of queries. Rows that do not exist repeat the last one.
-template <i32 threads, i32 access_bytes, class Tile, class Params>
-FLASHGEN_DEVICE void copy_queries(Tile tile, const QueryRows<typename Tile::Element>& source, const Params& p,
-                                  const DecodeItem& item, Thread thread) {
-  using T = typename Tile::Element;
+template <class T>
+constexpr u32 kOnes = 0x3f803f80u;
+
+// Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
+template <class Tile>
+FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
+  u32 signs = 0;
 #pragma unroll 1
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const i32 row = i / Tile::chunks, chunk = i % Tile::chunks;
-    copy_chunk_async<T, access_bytes>(shared_address(tile.chunk_at(row, chunk)),
-                                      source.at(RowPlace::of(p, item, row)) + chunk * Tile::chunk_elements,
-                                      Tile::chunk_elements);
+  for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
+    const Vec16 chunk =
+        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+  }
+  return warp_any(signs != 0);
+}
+
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Masks>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
+#pragma unroll
+  for (i32 n = 0; n < columns / 8; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
   }
 }
 
-// accumulator += left * right. Fragments of both operands are fetched one step ahead.
-template <class T, i32 steps, class Left, class Right, i32 column_blocks>
-FLASHGEN_DEVICE void multiply_streamed(Accumulator<1, column_blocks>& accumulator, const Left& left,
-                                       const Right& right) {
-  constexpr i32 pairs = ceil_div(column_blocks, 2);
-  LeftFragment<T> a[2];
-  RightFragment<T> b[2][pairs][2];
-  const auto load = [&](i32 step) {
-    left.load(a[step % 2], 0, step);
+// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
+// pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
+// local memory, because loops keep this rare code short.
+template <class VTile>
+FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                      VTile v, const u32 (&allowed)[2], Thread thread) {
+  using T = typename VTile::Element;
+  float sums[VTile::cols / 8][4];
+  u32 left[VTile::rows / 16][4];
 #pragma unroll
-    for (i32 pair = 0; pair < pairs; ++pair)
-      load_right<column_blocks>(b[step % 2][pair], right, 2 * pair, step);
-  };
-  // With few products a step, the compiler would load more steps ahead than there are registers for.
-  constexpr i32 unrolled = column_blocks > 2 ? steps : 4;
-  load(0);
-#pragma unroll unrolled
-  for (i32 step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load(step + 1);
+  for (i32 i = 0; i < VTile::cols / 2; ++i) sums[i / 4][i % 4] = out[i];
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n)
-      multiply_block<false>(accumulator[0][n], a[step % 2], b[step % 2][n / 2][n % 2]);
+  for (i32 i = 0; i < VTile::rows / 4; ++i) left[i / 4][i % 4] = probabilities[i / 4][i % 4];
+#pragma unroll 1
+  for (i32 step = 0; step < VTile::rows / 16; ++step) {
+    // The left operand of a product that counts allowed pairs.
+    u32 pairs[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+      const u32 bits = allowed[i % 2] >> (4 * step + 2 * (i / 2));
+      pairs[i] = ((bits & 1u) * 0xffffu | (bits >> 1 & 1u) * 0xffff0000u) & kOnes<T>;
+    }
+    const u32 first = v.first_chunk(16 * step, thread);
+#pragma unroll 1
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4], bad[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(first, n));
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) {
+        bad[i] = (non_finite_signs<T>(words[i]) >> 15) * 0xffffu;
+        words[i] &= ~bad[i];
+      }
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        float (&sum)[4] = sums[2 * n + half];
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, sum, left[step], right);
+        const u32 bad_right[2] = {bad[2 * half] & kOnes<T>, bad[2 * half + 1] & kOnes<T>};
+        float reached[4] = {};
+        mma_m16n8k16(T{}, reached, pairs, bad_right);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? float_of(0x7fffffffu) : sum[e];
+      }
+    }
   }
-  mma_finish();
+#pragma unroll
+  for (i32 i = 0; i < VTile::cols / 2; ++i) out[i] = sums[i / 4][i % 4];
+}
+
+// ---- flashgen/decode/visited_tiles.cuh
+// Which keys, and which tiles of them, the rows of an item may attend to.
+
+template <DecodeConfig cfg, class Mask, class Params>
+struct VisitedTiles {
+  const Params& p;
+
+  // The keys that some row may attend to.
+  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
+    const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
+    return {keys.begin, smaller(keys.end, item.cached.len_kv)};
+  }
+
+  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
+  FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
+    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+    const Range own =
+        mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
+    const i32 begin = larger(tiles.begin, own.begin);
+    return {begin, larger(begin, smaller(tiles.end, own.end))};
+  }
+
+  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
+  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
+    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+    const i32 heads = cfg.varies_by_head ? p.group : 1;
+    bool cut = false;
+#pragma unroll 1
+    for (i32 i = 0; i < heads; ++i) {
+      const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
+    }
+    return cut;
+  }
+
+  // A function that tells whether a tile of keys holds allowed pairs.
+  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
+    return [this, &item](i32 tile) {
+      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+      const i32 heads = cfg.varies_by_head ? p.group : 1;
+      bool is_visited = false;
+#pragma unroll 1
+      for (i32 i = 0; i < heads; ++i) {
+        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
+        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
+      }
+      return is_visited;
+    };
+  }
+};
+
+// ---- flashgen/sm90/key_boxes.cuh
+// The boxes by which TMA copies a tile of keys or values from a cache.
+
+// The rows of a TMA box in a paged cache: the largest power of two that divides both the page size and the
+// tile. So no box crosses a page boundary.
+template <i32 tile_rows>
+FLASHGEN_DEVICE i32 page_box_rows(i32 page_size) {
+  return smaller(page_size & -page_size, tile_rows & -tile_rows);
+}
+
+// Where a box comes from and goes: its first row in the tile, its page, and its first row in the page.
+// Without pages, `page` is the row of a contiguous cache.
+struct BoxCoordinates {
+  i32 tile_row;
+  i32 page;
+  i32 page_row;
+};
+
+// How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
+template <i32 tile, bool paged>
+struct KeyBoxes {
+  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
+  i32 shift;
+  Range existing;
+
+  // `keys` are those that may be read.
+  template <class Params>
+  FLASHGEN_DEVICE static KeyBoxes of(const Params& p, Range keys) {
+    if constexpr (paged) {
+      const i32 shift = lowest_bit(static_cast<u32>(page_box_rows<tile>(p.page_size)));
+      return {shift, {keys.begin >> shift, keys.size() > 0 ? (keys.end - 1 >> shift) + 1 : 0}};
+    } else {
+      return {lowest_bit(static_cast<u32>(tile)), keys};
+    }
+  }
+  FLASHGEN_DEVICE i32 count() const { return tile >> shift; }
+
+  // Box `index` of the tile from `first_key` on. Reads the table of pages.
+  template <class Params>
+  FLASHGEN_DEVICE BoxCoordinates at(const Params& p, const CachedSequence& rows, i32 first_key,
+                                    i32 index) const {
+    if constexpr (paged) {
+      // Boxes outside the readable range become the nearest readable one. Masks forbid their keys.
+      const i32 box = (first_key >> shift) + index;
+      const i32 key = larger(existing.begin, smaller(box, existing.end - 1)) << shift;
+      const i32 page = key / p.page_size;
+      const i32 number = existing.size() > 0 ? p.block_table[rows.row * p.table_row + page] : 0;
+      return {index << shift, number, key - page * p.page_size};
+    } else {
+      return {0, static_cast<i32>(rows.row), rows.first_key + first_key};
+    }
+  }
+};
+
+// ---- flashgen/walk.cuh
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+
+  // Advances to the next tile. Returns how many tiles were skipped before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    ++tile;
+    return 0;
+  }
+};
+
+// ---- flashgen/sm90/decode_boxes.cuh
+// How the producer warps of Hopper's decode kernels copy tiles of keys and values: by TMA, in boxes.
+
+// Fills the slots of a ring with tiles of an item. `sharing` warps take the boxes of a tile in turns, and
+// `own` is the number of this one among them. `load(at, box)` starts the copy of a box, whose rows have
+// `row_bytes` each.
+template <DecodeConfig cfg, class Mask, bool paged, i32 sharing, class Params, class TileRing, class Load>
+FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range tiles, i32 own, TileRing ring,
+                                typename TileRing::State& at, i32 row_bytes, Thread thread,
+                                const Load& load) {
+  // No page outside these keys is read: it may belong to another sequence by now.
+  const VisitedTiles<cfg, Mask, Params> visits{p};
+  const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
+  const i32 of_lane = sharing * thread.lane + own;
+  const bool has_box = of_lane < boxes.count();
+  const i32 own_bytes = ((boxes.count() + sharing - 1 - own) / sharing << boxes.shift) * row_bytes;
+  const auto visited = visits.visited_by(item);
+  Walk<Mask::has_holes> walk(tiles);
+  const auto box_of = [&](i32 tile, i32 index) {
+    return boxes.at(p, item.cached, tile * cfg.tile_kv, index);
+  };
+  BoxCoordinates next = {};
+  const auto find_next = [&]() {
+    walk.advance(thread, visited);
+    if (!walk.over() && has_box) next = box_of(walk.tile, of_lane);
+  };
+  find_next();
+#pragma unroll 1
+  for (; !walk.over(); at.advance()) {
+    // Page numbers are read one tile ahead, because each copy would wait for them.
+    const BoxCoordinates box = next;
+    const i32 tile = walk.tile;
+    find_next();
+    if (thread.lane == 0) {
+      ring.wait_empty(at);
+      mbarrier_arrive_expect_tx(ring.full(at), own_bytes);
+    }
+    warp_sync();
+    if (has_box) load(at, box);
+    if constexpr (paged && cfg.tile_kv > sharing * kWarpSize) {
+      // A page with an odd number of rows has boxes of one row each: more than these warps have lanes.
+#pragma unroll 1
+      for (i32 i = of_lane + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
+        load(at, box_of(tile, i));
+    }
+  }
 }
 
 // ---- flashgen/decode/scheduler.cuh
@@ -1606,6 +1888,18 @@ FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
+// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
+// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
+// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
+  const i32 row_groups = ceil_div(rows, kMergedRows);
+  i32 part = 1;
+  while (part * part * cfg.merged_parts < tiles * row_groups) ++part;
+  const i32 merge = tiles * row_groups / (part * cfg.merged_parts);
+  return part + merge + cfg.item_tiles < tiles ? part : larger(tiles, 1) + cfg.item_tiles;
+}
+
 // The work of one sequence for each key/value head: items of equal length, one for each tile of rows.
 struct SequenceWork {
   CachedSequence cached;
@@ -1628,14 +1922,14 @@ struct SequenceWork {
 
   template <DecodeConfig cfg, class Params>
   FLASHGEN_DEVICE DecodeItem item(const Params& p, i32 sequence, i32 head_kv, i32 row_tile) const {
-    const i32 first_row = Team::of(p).member(row_tile) * cfg.tile_q;
+    const i32 first_row = Team::of(p).strided(row_tile) * cfg.tile_q;
     return {cached, sequence, head_kv, first_row, smaller(cfg.tile_q, cached.len_q * p.group - first_row),
             tiles};
   }
 };
 
 // How the units of all items are shared out.
-struct alignas(16) Shares {
+struct alignas(16) WorkPartition {
   i64 units;
   i64 blocks;
 
@@ -1662,9 +1956,9 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its share. `at` and `end` are numbers of units of all items. The other members name the
+// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
 // same place: `unit` counts those of one head of one sequence.
-struct ShareCursor {
+struct WorkCursor {
   i32 at;
   i32 end;
   i32 head_kv;
@@ -1689,7 +1983,7 @@ struct ShareCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are in the share, so the next block starts the item.
+      // Only extra units of this item are left, so the next block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1713,9 +2007,9 @@ template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   i32 warp_units[cfg.warps];
-  Shares shares;
+  WorkPartition work;
   // The first is for the warps that compute. Each producer has its own, because it may be at a later item.
-  ShareCursor cursors[1 + cfg.producers];
+  WorkCursor cursors[1 + cfg.producers];
   // Where there are producers, the warps that compute use the first two in turns.
   Assignment assignments[cfg.producers == 0 ? 1 : 2 + cfg.producers];
 
@@ -1744,29 +2038,23 @@ struct DecodeScheduler {
     }
     before -= own;
     const i32 all = of_head * p.heads_kv;
-    // Merging costs more with more rows, so a block needs more tiles.
-    const i32 row_blocks = ceil_div(smaller(p.len_q * p.group, cfg.tile_q), kRowBlock);
-    i32 least = p.part_tiles == 0 ? cfg.least_tiles * row_blocks : 1;
-    if constexpr (requires { p.team; }) {
-      // One block merges all parts of an item, and merging one takes about as long as a tile of keys.
-      const i32 rounds = Team::rounds(p, ceil_div(p.len_q * p.group, cfg.tile_q));
-      const i32 each = p.part_tiles == 0 ? all / (p.batch * p.heads_kv * rounds) - cfg.item_tiles : 0;
-      while (least * least < each) ++least;
-    }
+    const i32 rows = p.len_q * p.group, row_tiles = Team::rounds(p, ceil_div(rows, cfg.tile_q));
+    const i32 tiles = all / (p.batch * p.heads_kv * row_tiles) - cfg.item_tiles;
+    const i32 block_units = p.part_tiles == 0 ? min_units<cfg>(tiles, smaller(rows, cfg.tile_q)) : 1;
     const Team team = Team::of(p);
-    const Shares all_shares = {larger(all, 1), larger(1, smaller(all / least, team.count()))};
-    const i32 begin = all_shares.begin(team.index());
+    const WorkPartition partition = {larger(all, 1), larger(1, smaller(all / block_units, team.count()))};
+    const i32 begin = partition.begin(team.index());
     const i32 head_kv = begin / larger(of_head, 1), begin_of_head = begin - head_kv * of_head;
     if (thread.index() == 0) {
-      shares = all_shares;
-      for (ShareCursor& cursor : cursors) {
+      work = partition;
+      for (WorkCursor& cursor : cursors) {
         cursor.at = begin;
-        cursor.end = smaller(all, all_shares.begin(team.index() + 1));
+        cursor.end = smaller(all, partition.begin(team.index() + 1));
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The share begins among this thread's sequences.
-      for (ShareCursor& cursor : cursors) {
+      // The block's work begins among this thread's sequences.
+      for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
         cursor.unit = begin_of_head - before;
@@ -1782,30 +2070,51 @@ struct DecodeScheduler {
     consumers_sync<cfg>();
     return assignments[0];
   }
+
+  // Fetches the next assignment while the warps compute the current one. The barrier at the top of their loop
+  // publishes it.
+  template <class Params>
+  FLASHGEN_DEVICE void fetch(const Params& p, i32 turn, Thread thread) {
+    if (thread.index() == threads - 1) cursors[0].template advance<cfg, Mask>(p, assignments[turn]);
+  }
+
+  // The next assignment of a producer, which calls with all its lanes.
+  template <class Params>
+  FLASHGEN_DEVICE const Assignment& next_to_copy(const Params& p, i32 producer, Thread thread) {
+    warp_sync();
+    if (thread.lane == 0) cursors[1 + producer].template advance<cfg, Mask>(p, assignments[2 + producer]);
+    warp_sync();
+    return assignments[2 + producer];
+  }
 };
 
-// ---- flashgen/decode/share.cuh
-// A block's share of an item: its parts one after another, and the merge of all parts by the last block.
+// ---- flashgen/decode/assignment.cuh
+// What a block computes of an item: its parts one after another, and the merge of all parts by the last
+// block.
 
-// Who computes an item, and where its parts go. The loop over keys leaves no registers for it, so it is found
-// after that loop.
+// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
+// is found after that loop.
 struct ItemParts {
-  PartSlots slots;
+  PartialIndices indices;
+  Team team;
+  i32 first_block;
   // How many blocks share the item.
   i32 blocks;
 
   template <class Params>
-  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned, const Shares& shares) {
-    const i32 first_block = shares.owner(assigned.first_unit);
-    const i32 blocks = shares.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
-    const bool is_fixed = p.part_tiles != 0;
-    return {{Team::of(p), is_fixed, is_fixed ? assigned.units : blocks, assigned.first_unit, first_block},
-            blocks};
+  FLASHGEN_DEVICE static ItemParts of(const Params& p, const Assignment& assigned,
+                                      const WorkPartition& work) {
+    const Team team = Team::of(p);
+    const i32 first_block = work.owner(assigned.first_unit);
+    const i32 blocks = work.owner(assigned.first_unit + assigned.units - 1) - first_block + 1;
+    return {p.part_tiles != 0 ? PartialIndices::fixed(team, assigned.first_unit, assigned.units)
+                              : PartialIndices::of_blocks(team, first_block, blocks),
+            team, first_block, blocks};
   }
 };
 
-// Calls visit(part, tiles) for the parts of a share: those of fixed size one by one (batch_invariant), or all
-// tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
+// or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;
@@ -1821,315 +2130,568 @@ FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, 
 // `attend(tiles)` computes the results of some tiles. `results` stores them as those of the whole item or of
 // a part, and merges parts. All threads that compute call.
 template <DecodeConfig cfg, class Params, class Results, class Attend>
-FLASHGEN_DEVICE void compute_share(const Params& p, const Assignment& assigned, const Shares& shares,
+FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, const WorkPartition& work,
                                    u32& is_last, Thread thread, const Results& results,
                                    const Attend& attend) {
   ItemParts parts;
   for_each_part(p, assigned, [&](i32 unit, Range tiles) {
     attend(tiles);
-    parts = ItemParts::of(p, assigned, shares);
-    const PartSlots& slots = parts.slots;
-    if (slots.count == 1) {
+    parts = ItemParts::of(p, assigned, work);
+    if (parts.indices.count == 1) {
       results.store_whole();
     } else {
-      results.store_part(slots(slots.is_fixed ? unit : slots.team.index() - slots.first_block));
+      results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A merge reads what
-    // all threads have stored.
+    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
+    // all its threads have stored theirs.
     consumers_sync<cfg>();
   });
-  const auto& [slots, blocks] = parts;
-  if (slots.count > 1 && (blocks == 1 || arrives_last<cfg>(p.counter + slots.team.member(slots.first_block),
-                                                           static_cast<u32>(blocks), is_last, thread)))
-    results.merge(slots);
+  if (parts.indices.count == 1) return;
+  u32* const counter = p.counter + parts.team.strided(parts.first_block);
+  if (parts.blocks == 1 || arrives_last<cfg>(counter, static_cast<u32>(parts.blocks), is_last, thread))
+    results.merge(parts.indices);
 }
 
-// ---- flashgen/decode/visited_tiles.cuh
-// Which keys, and which tiles of them, the rows of an item may attend to.
+// ---- flashgen/sm90/decode_roles.cuh
+// What Hopper's decode kernels have in common: warps that copy, warps that compute, and the rows of Q.
 
-template <DecodeConfig cfg, class Mask, class Params>
-struct VisitedTiles {
-  const Params& p;
+// Two warpgroups compute, and the four warps of a third copy.
+constexpr i32 kWarpgroupWarps = 4;
 
-  // The keys that some row may attend to.
-  FLASHGEN_DEVICE Range existing_keys(const DecodeItem& item) const {
-    const Range keys = mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(0, item.cached.len_q, 1);
-    return {keys.begin, smaller(keys.end, item.cached.len_kv)};
+// Runs a block. The mainloop has
+//
+//     init_rings()                      called by one thread
+//     load(producer, item, tiles)       called by a producer warp
+//     compute(scheduler, turn)          called by the warps that compute, for assignment `turn`
+template <DecodeConfig cfg, class Mainloop>
+FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
+  const auto& p = mainloop.p;
+  const Thread thread = mainloop.thread;
+  auto& scheduler = mainloop.shared().scheduler;
+  if (thread.index() == 0) {
+    mainloop.init_rings();
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
   }
-
-  // Narrows `tiles`, which serve the whole sequence, to those that the rows of this item may attend to.
-  FLASHGEN_DEVICE Range tiles_of(const DecodeItem& item, Range tiles) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-    const Range own =
-        mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
-    const i32 begin = larger(tiles.begin, own.begin);
-    return {begin, larger(begin, smaller(tiles.end, own.end))};
-  }
-
-  // A function that tells whether a tile of keys holds allowed pairs.
-  FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
-    return [this, &item](i32 tile) {
-      const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
-      const i32 heads = cfg.varies_by_head ? p.group : 1;
-      bool is_visited = false;
+  // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
+  griddep_wait();
+  griddep_launch_dependents();
+  if (thread.warp >= cfg.warps) {
+    setmaxnreg_dec<cfg.producer_registers>();
+    warps_sync<cfg>();
+    const i32 producer = thread.warp - cfg.warps;
 #pragma unroll 1
-      for (i32 i = 0; i < heads; ++i) {
-        const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-        is_visited |= !mask.is_empty(first.q, last.q + 1, tile * cfg.tile_kv, (tile + 1) * cfg.tile_kv);
-      }
-      return is_visited;
-    };
+    while (true) {
+      const Assignment& assigned = scheduler.next_to_copy(p, producer, thread);
+      if (!assigned.exists) break;
+      for_each_part(p, assigned, [&](i32, Range tiles) { mainloop.load(producer, assigned.item, tiles); });
+    }
+  } else {
+    setmaxnreg_inc<cfg.consumer_registers>();
+    scheduler.init(p, thread);
+    warps_sync<cfg>();
+    scheduler.fetch(p, 0, thread);
+#pragma unroll 1
+    for (i32 turn = 0;; turn ^= 1) {
+      consumers_sync<cfg>();
+      if (!scheduler.assignments[turn].exists) break;
+      mainloop.compute(scheduler, turn);
+    }
   }
-};
+}
 
-// ---- flashgen/decode/latent_mainloop.cuh
-// Attention of few new tokens to a cache of latent vectors, which are keys and values at once (multi-head
-// latent attention, absorbed): O = softmax(Q K^T + Qv V^T) V, where V is wide and one head of it serves many
-// query heads.
+// Starts copies of an item's rows to shared memory. A row has `columns` elements.
+template <DecodeConfig cfg, class QTile, class Params>
+FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::Element>& source,
+                                   const Params& p, const DecodeItem& item, i32 columns, Thread thread) {
+  using T = typename QTile::Element;
+  constexpr i32 chunk_columns = kChunkBytes / static_cast<i32>(sizeof(T)),
+                chunks = QTile::cols / chunk_columns;
+#pragma unroll 1
+  for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
+    const i32 row = i / chunks, chunk = i % chunks;
+    const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * chunk_columns;
+    copy_chunk_async<T, cfg.access_bytes>(tile.chunk_at(row, chunk), from, columns - chunk * chunk_columns);
+  }
+  cp_async_commit();
+}
+
+// Waits for all of them, on behalf of the products.
+template <DecodeConfig cfg>
+FLASHGEN_DEVICE void await_queries() {
+  cp_async_wait<0>();
+  fence_proxy_async_shared();
+  consumers_sync<cfg>();
+}
+
+// ---- flashgen/issue_in_fours.cuh
+// S = Q K^T and O += P V of the forward kernel.
 //
-// An item is a tile of query rows of one key/value head of one sequence (rows.cuh), up to 64 query heads.
-// O is too wide for the registers of one warp, so the warps of a thread block split the columns of V between
-// them. All warps need all of S for that. Each computes it for 16 rows and some keys, and they exchange it
-// through shared memory:
+// Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
+// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
+// issue_rest().
+
+template <class QTile, class KTile, i32 step = 0>
+struct ScoreSteps {};
+
+template <class QTile, class KTile, i32 step>
+FLASHGEN_DEVICE void issue_steps(Strip<KTile::rows>& scores, MatrixDescriptor left, MatrixDescriptor right,
+                                 ScoreSteps<QTile, KTile, step> steps) {
+  using T = typename QTile::Element;
+  const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
+  const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
+  if constexpr (step + 4 <= QTile::steps) {
+    const MatrixDescriptor four_a[4] = {a(0), a(1), a(2), a(3)}, four_b[4] = {b(0), b(1), b(2), b(3)};
+    if constexpr (step == 0) {
+      wgmma_ss_first_four<T, KTile::rows>(scores, four_a, four_b);
+    } else {
+      wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
+    }
+    issue_steps(scores, left, right, ScoreSteps<QTile, KTile, step + 4>{});
+  } else if constexpr (step < QTile::steps) {
+    issue_rest(scores, left, right, steps);
+  }
+}
+
+// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
+template <class QTile, class KTile>
+FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
+  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
+  wgmma_fence();
+  issue_steps(scores, left, right, ScoreSteps<QTile, KTile>{});
+  wgmma_commit();
+}
+
+// The first `count` groups of 16 keys.
+template <class VTile, i32 count = VTile::rows / 16>
+struct OutputSteps {};
+
+template <class VTile, i32 count>
+FLASHGEN_DEVICE void issue_steps(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                 MatrixDescriptor right, bool accumulate, OutputSteps<VTile, count> steps) {
+  if constexpr (count >= 4) {
+    const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(count - 4 + i)); };
+    const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[count - 4]);
+    wgmma_rs_four<typename VTile::Element, VTile::cols, Major::mn>(out, four_a, four_b, accumulate);
+    issue_steps(out, probabilities, right, true, OutputSteps<VTile, count - 4>{});
+  } else if constexpr (count > 0) {
+    issue_rest(out, probabilities, right, accumulate, steps);
+  }
+}
+
+// Issues O = P V, plus O if `accumulate`. The last keys come first, which is up to 1 % faster.
+template <class VTile>
+FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                           VTile v, bool accumulate) {
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+  issue_steps(out, probabilities, right, accumulate, OutputSteps<VTile>{});
+  wgmma_commit();
+}
+
+// ---- flashgen/sm90/row_softmax.cuh
+// The online softmax of a warpgroup's rows. A lane holds two of its warp's 16 rows.
 //
-//     wait for the tile     copies of a later tile start     S = Q K^T + Qv V^T     O += P V
+// `anchored`: exponentials are relative to a reference maximum that is set once, above the maximum of the
+// row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
+// gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
+// outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
+// maxima (tile_checks.cuh).
 //
-// Each key is read from global memory once for all rows of a tile.
+// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+
+// Exponentials rounded to T, as the left operand of P V.
+template <class T, i32 columns>
+FLASHGEN_DEVICE void round_to(Rounded<columns>& probabilities, const Strip<columns>& exponentials) {
+#pragma unroll
+  for (i32 i = 0; i < columns / 4; ++i)
+    probabilities[i / 4][i % 4] = pack(T{}, exponentials[2 * i], exponentials[2 * i + 1]);
+}
+
+// Multiplies a warpgroup's rows by a factor each.
+template <i32 count>
+FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
+}
+
+// ---- flashgen/sm90/latent_products.cuh
+// O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+
+// Puts a warp's 16 rows into the tile, from `row` on.
+template <class Tile>
+FLASHGEN_DEVICE void store_rounded(Tile tile, i32 row, const Rounded<Tile::cols>& rows, Thread thread) {
+  const u32 first = tile.first_chunk(row, thread);
+#pragma unroll
+  for (i32 n = 0; n < Tile::cols / 16; ++n) stmatrix_x4(Tile::chunk_after(first, n), rows[n]);
+}
+template <class Tile>
+FLASHGEN_DEVICE void load_rounded(Rounded<Tile::cols>& rows, Tile tile, i32 row, Thread thread) {
+  const u32 first = tile.first_chunk(row, thread);
+#pragma unroll
+  for (i32 n = 0; n < Tile::cols / 16; ++n) ldmatrix_x4(rows[n], Tile::chunk_after(first, n));
+}
+
+// Issues O += P V. The last keys come first, as where P is in registers (issue_in_fours.cuh), so that both
+// give the same bits.
+template <class PTile, class VTile>
+FLASHGEN_DEVICE void issue_output_from_shared(Strip<VTile::cols>& out, PTile probabilities, VTile v) {
+  static_assert(VTile::rows == 64, "four steps");
+  const MatrixDescriptor left = probabilities.by_columns(), right = v.by_rows();
+  const auto a = [&](i32 step) { return left.advanced(PTile::along_columns(step)); };
+  const auto b = [&](i32 step) { return right.advanced(VTile::along_rows(step)); };
+  const MatrixDescriptor four_a[4] = {a(3), a(2), a(1), a(0)}, four_b[4] = {b(3), b(2), b(1), b(0)};
+  wgmma_fence();
+  wgmma_ss_four<typename VTile::Element, VTile::cols, Major::k, Major::mn>(out, four_a, four_b);
+  wgmma_commit();
+}
+
+// ---- flashgen/sm90/latent_mainloop.cuh
+// Attention of few new tokens to a cache of latent vectors, on Hopper: O = softmax(Q K^T + Qv V^T) V. Items,
+// teams of blocks and parts are those of decode/latent_mainloop.cuh.
 //
-// Policies: as for the decode mainloop (mainloop.cuh).
+// O of 64 rows takes the registers of two warpgroups. Warpgroup w has half w of its columns. The warpgroups
+// take turns at the tiles of keys: one computes S and P of a tile, and both add P times their half of V. P
+// passes through shared memory. While one takes exponentials, products of the other are under way, and so is
+// its own product with the tile before:
+//
+//     warpgroup 0     S 0 | exp 0 | P V 0 | S 2 | P V 1 and exp 2 | P V 2 |
+//     warpgroup 1           S 1 | P V 0 and exp 1 | P V 1 | S 3 | P V 2 and exp 3 | P V 3 |
+//
+// Two tiles fit beside Q. To keep copies under way, a tile arrives in three parts, each with a ring of its
+// own: K, and the halves of V. Half w is free as soon as warpgroup w has multiplied it: the other one has
+// finished S by then, because P depends on it.
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
-struct LatentMainloop {
-  static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
-  // Keys of a warp's scores, keys that a warp copies, and columns of a warp's O.
-  static constexpr i32 own_keys = cfg.tile_kv * row_blocks / cfg.warps;
-  static constexpr i32 copied_keys = cfg.tile_kv / cfg.warps;
-  static constexpr i32 own_columns = cfg.head_dim_v / cfg.warps;
-  static_assert(copied_keys <= kSliceKeys, "a warp knows the places of as many keys");
-  static_assert(cfg.warps % row_blocks == 0 && own_keys % 8 == 0 && cfg.tile_kv % cfg.warps == 0,
-                "the warps share a tile of scores");
-  static_assert(own_columns % 16 == 0 && cfg.head_dim % 16 == 0, "each warp has pairs of blocks of columns");
-  // Whether a warp's first column shares no bit with its steps over columns.
-  static constexpr bool is_aligned = (own_columns & (own_columns - 1)) == 0;
+struct LatentSm90Mainloop {
+  static_assert(cfg.stages == 2, "each stage belongs to one warpgroup while an item lasts");
+  static constexpr i32 half_columns = cfg.head_dim_v / 2;
 
-  using QTile = SharedTile<T, cfg.tile_q, cfg.head_dim>;
-  using QvTile = SharedTile<T, cfg.tile_q, cfg.head_dim_v>;
-  using KTile = SharedTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = SharedTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using PTile = SharedTile<T, cfg.tile_q, cfg.tile_kv>;
-  using Values = RightRows<VTile, is_aligned>;
-  using Scores = Accumulator<1, own_keys / 8>;
-  using Output = Accumulator<row_blocks, own_columns / 8>;
+  using Element = SameElement<cfg, T>;
+  using QTile = PanelTile<T, kWarpgroupRows, Element::dim>;
+  using QvTile = PanelTile<T, kWarpgroupRows, cfg.head_dim_v>;
+  using QvHalf = PanelTile<T, kWarpgroupRows, half_columns>;
+  using KTile = PanelTile<T, cfg.tile_kv, Element::dim>;
+  using VHalf = PanelTile<T, cfg.tile_kv, half_columns>;
+  using PTile = PanelTile<T, kWarpgroupRows, cfg.tile_kv>;
+  static_assert(half_columns % VHalf::panel_cols == 0, "each warpgroup has whole panels");
+  using TileRing = Ring<cfg.stages>;
+  using At = typename TileRing::State;
   using Logits = typename Score::Logits;
-  using Softmax = LatentSoftmax<cfg, Logits>;
-  using Results = LatentResults<cfg, T, Params, Score, SameElement<cfg, T>>;
-
-  // ---- Shared memory
+  using Softmax = LaneSoftmax<Logits>;
+  using Output = Strip<half_columns>;
+  using Results = LatentResults<cfg, T, Params, Score, Element, kWarpgroupWarps>;
 
   struct Shared {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
-    RowTotal totals[cfg.tile_q];
-    RowExchange<cfg> exchange;
+    RowTotal totals[kWarpgroupRows];
+    // The reference maxima of each row after a tile of either warpgroup, and each warpgroup's sums.
+    float reference_max[2][kWarpgroupRows];
+    float sums[2][kWarpgroupRows];
   };
 
   const Params& p;
   u8* base;
+  u32 start;
   Thread thread;
+  // The next tile of the rings.
+  At at = {};
 
   FLASHGEN_DEVICE Shared& shared() const { return *reinterpret_cast<Shared*>(base + Smem::kShared); }
-  FLASHGEN_DEVICE QTile q_tile() const { return {base + Smem::kQ}; }
-  FLASHGEN_DEVICE QvTile qv_tile() const { return {base + Smem::kQv}; }
-  FLASHGEN_DEVICE PTile p_tile() const { return {base + Smem::kP}; }
-  FLASHGEN_DEVICE KTile k_tile(i32 stage) const { return KTile{base + Smem::kK}.slot(stage); }
-  FLASHGEN_DEVICE VTile v_tile(i32 stage) const { return VTile{base + Smem::kV}.slot(stage); }
-
-  // ---- The steps of a tile of keys
-
-  // Starts the copies of an item's queries. They arrive with the first keys.
-  FLASHGEN_DEVICE void fetch_queries(const DecodeItem& item) const {
-    copy_queries<threads, cfg.access_bytes>(q_tile(), QueryRows<T>::of(p, item), p, item, thread);
-    const QueryRows<T> latent{p.qv + item.sequence * p.qv_batch + item.cached.first_q * p.qv_row, p.qv_row,
-                              p.qv_head};
-    copy_queries<threads, cfg.access_bytes>(qv_tile(), latent, p, item, thread);
+  FLASHGEN_DEVICE QTile q_tile() const { return {start + Smem::kQ}; }
+  FLASHGEN_DEVICE QvTile qv_tile() const { return {start + Smem::kQv}; }
+  FLASHGEN_DEVICE QvHalf qv_half(i32 half) const { return QvHalf{start + Smem::kQv}.slot(half); }
+  FLASHGEN_DEVICE PTile p_tile() const { return {start + Smem::kP}; }
+  FLASHGEN_DEVICE KTile k_tile(At at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
+  FLASHGEN_DEVICE VHalf v_half(At at, i32 half) const {
+    return VHalf{start + Smem::kV}.slot(2 * at.slot() + half);
   }
 
-  // The products of 16 rows and the warp's keys, from row `first_key` of the tile on.
-  FLASHGEN_DEVICE void score(Scores& scores, i32 stage, i32 row_block, i32 first_key, Thread thread) const {
-    clear(scores);
-    multiply_streamed<T, cfg.head_dim / 16>(scores, LeftRows<QTile>(q_tile(), row_block * kRowBlock, thread),
-                                            RightTransposed<KTile>(k_tile(stage), first_key, thread));
-    multiply_streamed<T, cfg.head_dim_v / 16>(scores,
-                                              LeftRows<QvTile>(qv_tile(), row_block * kRowBlock, thread),
-                                              RightTransposed<VTile>(v_tile(stage), first_key, thread));
+  // ---- The rings
+
+  FLASHGEN_DEVICE TileRing ring(i32 number) const {
+    return {start + Smem::kBarriers + static_cast<u32>(number) * 16 * cfg.stages};
+  }
+  FLASHGEN_DEVICE TileRing k_ring() const { return ring(0); }
+  FLASHGEN_DEVICE TileRing v_ring(i32 half) const { return ring(1 + half); }
+  // Says when P of a tile is there. The warpgroups write it in turns, so nothing needs to say that it is
+  // free.
+  FLASHGEN_DEVICE TileRing p_ring() const { return ring(3); }
+
+  // Two producer warps fill a slot of K, and one fills a half of V. One warpgroup empties each.
+  FLASHGEN_DEVICE void init_rings() const {
+    k_ring().init(2, kWarpgroupWarps);
+    v_ring(0).init(1, kWarpgroupWarps);
+    v_ring(1).init(1, kWarpgroupWarps);
+    p_ring().init(kWarpgroupWarps, kWarpgroupWarps);
   }
 
-  // Leaves the warp's probabilities in shared memory.
-  FLASHGEN_DEVICE void write_probabilities(const Scores& scores, i32 row_block, i32 first_key,
-                                           Thread thread) const {
-#pragma unroll
-    for (i32 n = 0; n < own_keys / 8; ++n) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const i32 row = row_block * kRowBlock + thread.row() + 8 * h;
-        *reinterpret_cast<u32*>(p_tile().element_at(row, first_key + 8 * n + thread.column())) =
-            pack(T{}, scores[0][n][2 * h], scores[0][n][2 * h + 1]);
-      }
+  // ---- The producers
+
+  FLASHGEN_DEVICE void load(i32 producer, const DecodeItem& item, Range tiles) {
+    if (producer < 2) {
+      const i32 half = producer;
+      load_tiles<cfg, Mask, paged, 1>(p, item, tiles, 0, v_ring(half), at, VHalf::bytes / cfg.tile_kv, thread,
+                                      [&](At to, const BoxCoordinates& box) {
+                                        v_half(to, half)
+                                            .from_row(box.tile_row)
+                                            .load(p.v_map, v_ring(half).full(to), box.page_row, item.head_kv,
+                                                  box.page, half * half_columns);
+                                      });
+    } else {
+      load_tiles<cfg, Mask, paged, 2>(p, item, tiles, producer - 2, k_ring(), at, KTile::bytes / cfg.tile_kv,
+                                      thread, [&](At to, const BoxCoordinates& box) {
+                                        k_tile(to)
+                                            .from_row(box.tile_row)
+                                            .load(p.k_map, k_ring().full(to), box.page_row, item.head_kv,
+                                                  box.page);
+                                      });
     }
+  }
+
+  // ---- The warpgroups that compute
+
+  // A lane's rows of an item, and their masks. O leaves no registers to keep them in.
+  FLASHGEN_DEVICE LaneRows lane_rows(const DecodeItem& item) const {
+    return LaneRows::of(p, item, thread.warp % kWarpgroupWarps, thread);
+  }
+  FLASHGEN_DEVICE LaneMasks<Mask> lane_masks(const DecodeItem& item) const {
+    return LaneMasks<Mask>::of(p, item, lane_rows(item));
+  }
+  // Products have 64 rows in any case. Only warps with rows of the item take exponentials.
+  FLASHGEN_DEVICE bool has_rows(const DecodeItem& item) const {
+    return thread.warp % kWarpgroupWarps < item.row_blocks();
+  }
+
+  FLASHGEN_DEVICE i32 warpgroup() const { return thread.warp / kWarpgroupWarps; }
+  FLASHGEN_DEVICE i32 row(i32 h) const {
+    return thread.warp % kWarpgroupWarps * kRowBlock + thread.row() + 8 * h;
+  }
+
+  // Issues S = Q K^T + Qv V^T. The other warpgroup frees its half of V last, so that half comes last.
+  FLASHGEN_DEVICE void issue_tile_scores(Strip<cfg.tile_kv>& strip) const {
+    // Otherwise ptxas keeps the descriptors of all steps, for which O leaves no registers.
+    const i32 own = opaque(warpgroup());
+    k_ring().wait_full(at);
+    issue_scores(strip, q_tile(), k_tile(at));
+    v_ring(own).wait_full(at);
+    issue_over_columns(strip, qv_half(own), v_half(at, own));
+    v_ring(own ^ 1).wait_full(at);
+    issue_over_columns(strip, qv_half(own ^ 1), v_half(at, own ^ 1));
+  }
+
+  // S becomes exponentials. Returns whether reference maxima rise, so that O must be multiplied by `factor`.
+  FLASHGEN_DEVICE bool take_exponentials(Strip<cfg.tile_kv>& strip, float (&factor)[2], Softmax& softmax,
+                                         const DecodeItem& item, i32 key, bool cut) const {
+    Accumulator<1, cfg.tile_kv / 8>& scores = blocks_of(strip);
+    const Logits logits = Score::logits(p);
+    Score::apply(scores, p, item, lane_rows(item), key, thread);
+    if (cut) {
+      const auto masks = lane_masks(item);
+      for_each_score(scores, [&](float& s, i32 h, i32 column) {
+        if (!masks.allows(h, key + thread.column() + column)) s = -kInfinity;
+      });
+    }
+    float highest[2];
+    Softmax::largest(highest, scores, logits);
+    const bool rises = warp_any(softmax.lags(highest));
+    if (rises) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) factor[h] = softmax.raise_row(h, row_maximum(highest[h]));
+    }
+    softmax.exponentiate(scores, logits);
+    return rises;
+  }
+
+  // Leaves P of the warp's rows, and their reference maxima, for the other warpgroup.
+  FLASHGEN_DEVICE void publish(const Rounded<cfg.tile_kv>& probabilities, const Softmax& softmax) const {
+    store_rounded(p_tile(), rows_before(), probabilities, thread);
+    if (thread.column() == 0) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) shared().reference_max[at.slot()][row(h)] = softmax.reference_max[h];
+    }
+    fence_proxy_async_shared();
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(p_ring().full(at));
+  }
+  FLASHGEN_DEVICE i32 rows_before() const { return thread.warp % kWarpgroupWarps * kRowBlock; }
+
+  // Takes over the reference maxima of the other warpgroup's tile. Returns whether O must be multiplied by
+  // `factor`.
+  FLASHGEN_DEVICE bool follow(float (&factor)[2], Softmax& softmax, const DecodeItem& item, At other) const {
+    p_ring().wait_full(other);
+    if (!has_rows(item)) return false;
+    bool rises = false;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float reference = shared().reference_max[other.slot()][row(h)];
+      rises |= reference > softmax.reference_max[h];
+      factor[h] = softmax.follow_row(h, reference);
+    }
+    return warp_any(rises);
   }
 
   // O += P V where V may hold NaN or infinity for keys that a row must not attend to.
-  FLASHGEN_DEVICE void add_values_careful(Output& out, const DecodeItem& item, i32 stage,
-                                          i32 first_key) const {
-    Output sums;
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 i = 0; i < own_columns / 2; ++i) sums[m][i / 4][i % 4] = out[m][i / 4][i % 4];
-    }
-#pragma unroll 1
-    for (i32 m = 0; m < row_blocks; ++m) {
-      const auto masks = LaneMasks<Mask>::of(p, item, LaneRows::of(p, item, m, thread));
-      const LeftRows<PTile> probabilities(p_tile(), m * kRowBlock, thread);
-#pragma unroll 1
-      for (i32 step = 0; step < cfg.tile_kv / 16; ++step) {
-        Accumulator<1, 2> allowed;
-        const i32 key = first_key + 16 * step + thread.column();
-        for_each_score(allowed,
-                       [&](float& a, i32 h, i32 column) { a = masks.allows(h, key + column) ? 1.0f : 0.0f; });
-        LeftFragment<T> left;
-        probabilities.load(left, 0, step);
-        add_careful<T>(sums[m], left, LeftRegisters<T, 1, 2>(allowed, thread).fragments[0][0],
-                       Values(v_tile(stage).from_row(16 * step), thread.warp * own_columns, thread));
-      }
-    }
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 i = 0; i < own_columns / 2; ++i) out[m][i / 4][i % 4] = sums[m][i / 4][i % 4];
-    }
+  FLASHGEN_DEVICE void add_careful(Output& out, const Rounded<cfg.tile_kv>& probabilities, VHalf v,
+                                   const DecodeItem& item, i32 key) const {
+    u32 allowed[2];
+    find_allowed<cfg.tile_kv>(allowed, lane_masks(item), key + thread.column());
+    multiply_careful(out, probabilities, v, allowed, thread);
   }
 
-  // ---- The loop over tiles of keys
+  // O += P V of the other warpgroup's tile, while no product is under way.
+  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, At other, i32 key,
+                                 bool cut) const {
+    float factor[2];
+    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
+    const VHalf v = v_half(other, warpgroup());
+    v_ring(warpgroup()).wait_full(other);
+    if (cut && panels_hold_non_finite(v, base, thread)) {
+      Rounded<cfg.tile_kv> probabilities;
+      load_rounded(probabilities, p_tile(), rows_before(), thread);
+      add_careful(out, probabilities, v, item, key);
+    } else {
+      issue_output_from_shared(out, p_tile(), v);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+    }
+    v_ring(warpgroup()).release(other, thread);
+  }
 
-  FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+  // The warpgroup's own tile. With `overlaps`, the product of the other one's tile before it is under way
+  // during S and the softmax, and the mask cuts neither tile. ptxas would serialize all products if only some
+  // turns of the loop had that product, so there are two loops in one.
+  template <bool overlaps>
+  FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
+                                 bool cut) const {
+    const i32 own = warpgroup();
+    const At other = at.before();
+    const VHalf v = v_half(at, own);
+    Strip<cfg.tile_kv> strip;
+    float factor[2];
+    issue_tile_scores(strip);
+    if constexpr (overlaps) {
+      if (follow(factor, softmax, item, other)) {
+        wgmma_wait<0>();
+        wgmma_pin(strip);
+        scale_rows(out, factor);
+      }
+      v_ring(own).wait_full(other);
+      issue_output_from_shared(out, p_tile(), v_half(other, own));
+    }
+    wgmma_wait<overlaps ? 1 : 0>();
+    wgmma_pin(strip);
+    k_ring().release(at, thread);
+    const bool rises = has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut);
+    Rounded<cfg.tile_kv> probabilities;
+    round_to<T, cfg.tile_kv>(probabilities, strip);
+    if constexpr (overlaps) {
+      wgmma_compute_before_wait(probabilities, softmax.sum[0] + softmax.sum[1], start);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+      v_ring(own).release(other, thread);
+    }
+    if (rises) scale_rows(out, factor);
+    if (cut && panels_hold_non_finite(v, base, thread)) {
+      publish(probabilities, softmax);
+      add_careful(out, probabilities, v, item, key);
+    } else {
+      issue_output_in_fours(out, probabilities, v, true);
+      publish(probabilities, softmax);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+    }
+    v_ring(own).release(at, thread);
+  }
 
-  // Computes O of a warp's columns, and the totals of all rows, over some tiles of keys.
-  FLASHGEN_DEVICE void attend(Output& out, const DecodeItem& item, Range assigned) const {
-    const LaneRows rows = LaneRows::of(p, item, thread.warp % row_blocks, thread);
-    const auto masks = LaneMasks<Mask>::of(p, item, rows);
-    const Logits logits = Score::logits(p);
-
-    fetch_queries(item);
-    // No key outside this range is read: its page may belong to another sequence by now.
+  // O and the softmax of some tiles.
+  FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles) {
     const VisitedTiles<cfg, Mask, Params> visits{p};
-    const Range tiles = visits.tiles_of(item, assigned);
-    const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> ahead(tiles);
-    SlicePlaces<paged> places;
-    const auto find_next = [&](Thread thread) {
-      ahead.advance(thread, visited);
-      if (!ahead.over())
-        places = SlicePlaces<paged>::of(p, item.cached, existing,
-                                        ahead.tile * cfg.tile_kv + thread.warp * copied_keys, thread);
-    };
-    // Starts the copies of the next tile, and returns its number.
-    const auto fetch_next = [&](i32 stage, Thread thread) {
-      const i32 tile = ahead.tile;
-      if (!ahead.over()) {
-        const auto own = LanePlaces<paged, copied_keys>::of(places, thread);
-        // Made here, because O leaves no registers for what they hold.
-        const i64 row = paged ? 0 : item.cached.row;
-        const i32 first = thread.warp * copied_keys;
-        SliceCopies<cfg.head_dim, cfg.access_bytes, KTile, copied_keys>(
-            p.k + row * p.k_batch + item.head_kv * p.k_head, first, thread)
-            .start(k_tile(stage), p.k_batch, p.k_row, own);
-        SliceCopies<cfg.head_dim_v, cfg.access_bytes, VTile, copied_keys>(
-            p.v + row * p.v_batch + item.head_kv * p.v_head, first, thread)
-            .start(v_tile(stage), p.v_batch, p.v_row, own);
-        find_next(thread);
-      }
-      cp_async_commit();
-      return tile;
-    };
-    Softmax softmax;
-    clear(out);
+    await_queries<cfg>();
+    clear_strip(out);
     softmax.reset();
-
-    find_next(thread);
-    // The numbers of the tiles whose copies are in flight. The first steps only start copies.
-    i32 in_flight[cfg.stages - 1] = {};
-    i32 stage = 0, filled_stage = 0;
+    Walk<Mask::has_holes> walk(tiles);
+    walk.advance(thread, visited);
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
-      const Thread here = thread.recomputed();
-      const i32 row_block = here.warp % row_blocks, own_first = here.warp / row_blocks * own_keys;
-      const i32 first_key = in_flight[0] * cfg.tile_kv, key = first_key + own_first;
-      if (step >= 0) {
-        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
-        cp_async_wait<cfg.stages - 2>();
-        block_sync();
+    for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
+      i32 key = walk.tile * cfg.tile_kv;
+      bool cut = visits.is_cut(item, key), overlaps = false;
+      if (turn != warpgroup()) {
+        // The other warpgroup's tile comes first.
+        const At other = at;
+        const i32 other_key = key;
+        const bool cut_other = cut;
+        walk.advance(thread, visited);
+        if (!walk.over()) {
+          key = walk.tile * cfg.tile_kv;
+          cut = visits.is_cut(item, key);
+          overlaps = !cut && !cut_other;
+        }
+        if (!overlaps) add_other(out, softmax, item, other, other_key, cut_other);
+        at.advance();
+        turn ^= 1;
+        if (walk.over()) break;
       }
-#pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
-      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
-      filled_stage = next_stage(filled_stage);
-      if (step < 0) continue;
-
-      Scores scores;
-      score(scores, stage, row_block, own_first, here);
-      Score::apply(scores, p, item, rows, key, here);
-      const bool is_cut = warp_any(!masks.is_full(key, key + own_keys));
-      if (is_cut) {
-        for_each_score(scores, [&](float& s, i32 h, i32 column) {
-          if (!masks.allows(h, key + here.column() + column)) s = -kInfinity;
-        });
-      }
-      float highest[2];
-      Softmax::largest(highest, scores, logits);
-      bool tile_is_cut = false;
-      if (block_any(softmax.lags(highest) || (Mask::is_bounded && is_cut)))
-        tile_is_cut = softmax.raise(highest, out, shared().exchange, is_cut, here);
-      softmax.exponentiate(scores, logits);
-      write_probabilities(scores, row_block, own_first, here);
-      block_sync();
-      // Values beyond the sequence arrive as zeros, so only a mask can forbid some that are not finite.
-      if (Mask::is_bounded && tile_is_cut && holds_non_finite<threads>(v_tile(stage), thread)) {
-        add_values_careful(out, item, stage, first_key);
+      if (overlaps) {
+        take_turn<true>(out, softmax, item, key, false);
       } else {
-        multiply<T, false, cfg.tile_kv / 16>(out, LeftRows<PTile>(p_tile(), 0, here),
-                                             Values(v_tile(stage), here.warp * own_columns, here));
+        take_turn<false>(out, softmax, item, key, cut);
       }
-      stage = next_stage(stage);
     }
-    softmax.finish(shared().totals, shared().exchange, thread);
-    cp_async_wait<0>();
   }
 
-  // ---- The block's share of an item
+  // Adds up the sums of both warpgroups.
+  FLASHGEN_DEVICE void share_totals(const Softmax& softmax) const {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float own = row_total(softmax.sum[h]);
+      if (thread.column() == 0) shared().sums[warpgroup()][row(h)] = own;
+    }
+    consumers_sync<cfg>();
+    if (warpgroup() == 0 && thread.column() == 0) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h)
+        shared().totals[row(h)] = {softmax.reference_max[h],
+                                   shared().sums[0][row(h)] + shared().sums[1][row(h)]};
+    }
+    consumers_sync<cfg>();
+  }
 
-  FLASHGEN_DEVICE void compute(const Assignment& assigned, const Shares& shares) const {
+  FLASHGEN_DEVICE void compute(DecodeScheduler<cfg, Mask>& scheduler, i32 turn) {
+    const Assignment& assigned = scheduler.assignments[turn];
+    const DecodeItem& item = assigned.item;
     Output out;
-    const Results results{{p, assigned.item, shared().totals, thread}, out};
-    compute_share<cfg>(p, assigned, shares, shared().is_last, thread, results,
-                       [&](Range tiles) { attend(out, assigned.item, tiles); });
+    const Results results{{p, item, shared().totals, thread}, blocks_of(out)};
+    bool has_fetched = false;
+    compute_parts<cfg>(p, assigned, scheduler.work, shared().is_last, thread, results, [&](Range tiles) {
+      const QueryRows<T> latent{p.qv + item.sequence * p.qv_batch + item.cached.first_q * p.qv_row, p.qv_row,
+                                p.qv_head};
+      start_queries<cfg>(q_tile(), QueryRows<T>::of(p, item), p, item, cfg.head_dim, thread);
+      start_queries<cfg>(qv_tile(), latent, p, item, cfg.head_dim_v, thread);
+      // The copies take longer than this.
+      if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
+      has_fetched = true;
+      Softmax softmax;
+      attend(out, softmax, item, tiles);
+      share_totals(softmax);
+    });
   }
+
+  // ---- The kernel
 
   FLASHGEN_DEVICE static void run(const Params& p, u8* base) {
-    const Thread thread = Thread::current();
-    const LatentMainloop self{p, base, thread};
-    DecodeScheduler<cfg, Mask>& scheduler = self.shared().scheduler;
-    scheduler.init(p, thread);
-#pragma unroll 1
-    while (scheduler.next(p, thread).exists) self.compute(scheduler.assignments[0], scheduler.shares);
+    LatentSm90Mainloop self{p, base, shared_address(base), Thread::current()};
+    run_decode_roles<cfg>(self);
   }
 };
 
 }  // namespace flashgen
 
-// ---- kernels/decode/latent.cu.j2
+// ---- kernels/hopper/latent.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -2140,12 +2702,12 @@ constexpr DecodeConfig kConfig{
     .tile_q = 64,   // new tokens times the query heads that share a key/value head
     .tile_kv = 64,  // keys per step
     .stages = 2,
-    .warps = 8,  // which split the columns of O between them
-    .producers = 0,
-    .producer_registers = 0,
-    .consumer_registers = 0,
+    .warps = 8,      // two warpgroups that split the columns of O and take turns at S
+    .producers = 4,  // warps that copy
+    .producer_registers = 40,
+    .consumer_registers = 232,
     .holds_queries = false,   // Q stays in shared memory
-    .least_tiles = 2,         // tiles of keys that a block gets at least, for each 16 rows
+    .merged_parts = 8,        // parts of eight rows that a block merges in the time of a tile
     .item_tiles = 2,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
@@ -2154,9 +2716,9 @@ constexpr DecodeConfig kConfig{
 };
 
 struct Params {
+  TensorMap k_map;  // for TMA
+  TensorMap v_map;
   const element_t* q;
-  const element_t* k;
-  const element_t* v;
   const element_t* qv;
   element_t* o;
   // log-sum-exp, (batch, heads_q, len_q)
@@ -2183,12 +2745,6 @@ struct Params {
   i64 q_batch;
   i64 q_row;
   i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
   i64 qv_batch;
   i64 qv_row;
   i64 qv_head;
@@ -2207,7 +2763,7 @@ struct Params {
   i32 band_lower;  // relative to the diagonal through the last query and the last key
   i32 band_upper;
   i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
-  i32 slot_rows;     // rows of a part in o_partial
+  i32 partial_rows;  // rows of a part in o_partial
   i32 team;          // blocks that go over the same keys at the same time, each for other rows
   i32 page_size;     // keys per page
   i32 batch;         // sequences
@@ -2217,22 +2773,23 @@ struct Params {
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 344, "the launcher packs Params into 344 bytes");
+static_assert(sizeof(Params) == 576, "the launcher packs Params into 576 bytes");
 
 struct Smem {
-  static constexpr u32 kQ = 0;            // Q
-  static constexpr u32 kQv = 8192;        // Qv
-  static constexpr u32 kK = 73728;        // K_j, 2 stages
-  static constexpr u32 kV = 90112;        // V_j, 2 stages
-  static constexpr u32 kP = 221184;       // P of the tile
-  static constexpr u32 kShared = 229376;  // what the threads exchange
+  static constexpr u32 kQ = 0;              // Q, all rows of an item
+  static constexpr u32 kQv = 8192;          // Qv
+  static constexpr u32 kK = 73728;          // K_j, 2 stages
+  static constexpr u32 kV = 90112;          // V_j, 2 stages of two halves of the columns
+  static constexpr u32 kP = 221184;         // P of the tile
+  static constexpr u32 kBarriers = 229376;  // of the rings of K_j, of the halves of V_j, and of P
+  static constexpr u32 kShared = 229504;    // what the threads exchange
 };
 
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 using Scoring = NoRowScore;
 
-FLASHGEN_KERNEL(256, 1) decode_d64x512_causal_pages_qv_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(384, 1) decode_d64x512_causal_pages_qv_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  LatentMainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true>::run(p, base);
+  LatentSm90Mainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true>::run(p, base);
 }

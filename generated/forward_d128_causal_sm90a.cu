@@ -12,32 +12,34 @@
 // smem     229744 bytes
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
-// contents   48  Instructions, one per function: types, device, math, matrix.
-//           175  Element types.
-//           220  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           589  Tiles as TMA writes them and wgmma reads them.
-//           686  S = Q K^T and O += P V of the forward kernel.
-//           752  Finding NaN and infinity.
-//           781  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//           850  Dropout of probabilities.
-//           867  The sizes of a forward kernel for Hopper.
-//           898  Banded masks.
-//           988  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1036  What a softmax takes exponentials of.
-//          1065  What an online softmax keeps of each row from one tile of keys to the next.
-//          1103  The online softmax of a warpgroup's rows.
-//          1219  Writing a warpgroup's results to shared and global memory.
-//          1239  The results of a tile.
-//          1313  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1359  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1431  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1493  The operands of the forward kernel in shared memory, and the producer that loads them.
-//          1639  The order in which persistent blocks draw tiles.
-//          1675  Which tile of queries a persistent block computes next.
-//          1708  The scheduler.
-//          1777  What happens to products Q K^T before the softmax.
-//          1797  The forward pass on Hopper.
-//          2150  The kernel: its configuration, parameters and text.
+// contents   50  Instructions, one per function: types, device, math, matrix.
+//           177  Element types.
+//           222  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           592  Tiles as TMA writes them and wgmma reads them.
+//           691  S = Q K^T and O += P V of the forward kernel.
+//           757  Dropout of probabilities.
+//           774  Finding NaN and infinity.
+//           805  The sizes of a forward kernel for Hopper.
+//           836  Banded masks.
+//           932  A tile of queries, as the scheduler announces it to producer and consumers.
+//           987  What a softmax takes exponentials of.
+//          1016  What an online softmax keeps of each row from one tile of keys to the next.
+//          1054  The online softmax of a warpgroup's rows.
+//          1177  Writing a warpgroup's results to shared and global memory.
+//          1197  The results of a tile.
+//          1272  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1318  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1390  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1452  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1640  What 8-bit queries, keys and values are multiplied by.
+//          1659  The order in which persistent blocks draw tiles.
+//          1695  Which tile of queries a persistent block computes next.
+//          1728  The scheduler.
+//          1797  What happens to products Q K^T before the softmax.
+//          1818  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1902  O += P V.
+//          1943  The forward pass on Hopper.
+//          2326  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -517,7 +519,7 @@ struct WgmmaTail<true, a, b> {
 // ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, which add to the same accumulators, as one asm statement: most of the compile
 // time goes into accumulators that enter and leave statements. Left operands and, in shared memory, right
-// ones are K-major. Beside left operands in registers the right ones are MN-major.
+// ones are K-major.
 
 template <i32 n>
 struct WgmmaFours {
@@ -538,25 +540,26 @@ struct WgmmaFours {
                    "r"(add), WGMMA_FORM);                                                                    \
   }
 // The last product is issued first.
-#define WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, i16, i17,  \
-                      i18, i19, i20, i21, i22)                                                            \
-  template <class T, Major... majors>                                                                     \
-  FLASHGEN_DEVICE static void add_rs(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
-    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)             \
-                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                \
-                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                    \
-                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"          \
-                 : WGMMA_REGISTERS_##n("+f")                                                              \
-                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),    \
-                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),      \
-                   WGMMA_FORM);                                                                           \
+#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
+                      i16, i17, i18, i19, i20, i21, i22)                                                    \
+  template <class T, Major... majors>                                                                       \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
+                 : WGMMA_REGISTERS_##n(c)                                                                   \
+                 : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),      \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),        \
+                   WGMMA_FORM);                                                                             \
   }
-#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)     \
-  template <>                                                                   \
-  struct WgmmaFours<n> {                                                        \
-    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
-    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10) \
-    WGMMA_RS_FOUR(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__)  \
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
+  template <>                                                                                \
+  struct WgmmaFours<n> {                                                                     \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+    WGMMA_RS_FOUR(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 WGMMA_SHAPES(WGMMA_FOURS)
@@ -622,11 +625,13 @@ struct PanelTile {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+  // The tile's rows from `row` on of one head of one sequence, from column `column` on; `barrier` counts
+  // `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence,
+                            i32 column = 0) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
-      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+      tma_load_4d(address + p * panel_stride, &map, barrier, column + p * panel_cols, row, head, sequence);
   }
   // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
@@ -749,6 +754,23 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
+// ---- flashgen/sm90/dropping.cuh
+// Dropout of probabilities: the Dropout policy of the mainloop.
+
+struct NoDropout {
+  // Which of a lane's pairs of a block are kept.
+  template <i32 columns>
+  struct Kept {};
+
+  template <i32 columns>
+  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
+    return {};
+  }
+  template <i32 columns>
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
+  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
+};
+
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
@@ -758,7 +780,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -777,92 +801,6 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
     zero[i % 2] = fused_multiply_add(strip[4 * (i / 2) + i % 2], 0.0f, zero[i % 2]);
   return zero[0] + zero[1];
 }
-
-// ---- flashgen/sm90/careful_product.cuh
-// P V of a block that the mask cuts, where V may hold NaN or infinity.
-
-template <class T>
-constexpr u32 kOnes = 0x3f803f80u;
-
-// Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
-template <class Tile>
-FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
-  u32 signs = 0;
-#pragma unroll 1
-  for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
-    const Vec16 chunk =
-        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
-  }
-  return warp_any(signs != 0);
-}
-
-// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
-// pair brings such an element become NaN. Bit 2n + c of allowed[h] is for column 8n + c of the lane's row h.
-// Arrays are copied to local memory, because loops keep this rare code short.
-template <class VTile>
-FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                      VTile v, const u32 (&allowed)[2], Thread thread) {
-  using T = typename VTile::Element;
-  float sums[VTile::cols / 8][4];
-  u32 left[VTile::rows / 16][4];
-#pragma unroll
-  for (i32 i = 0; i < VTile::cols / 2; ++i) sums[i / 4][i % 4] = out[i];
-#pragma unroll
-  for (i32 i = 0; i < VTile::rows / 4; ++i) left[i / 4][i % 4] = probabilities[i / 4][i % 4];
-#pragma unroll 1
-  for (i32 step = 0; step < VTile::rows / 16; ++step) {
-    // The left operand of a product that counts allowed pairs.
-    u32 pairs[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) {
-      const u32 bits = allowed[i % 2] >> (4 * step + 2 * (i / 2));
-      pairs[i] = ((bits & 1u) * 0xffffu | (bits >> 1 & 1u) * 0xffff0000u) & kOnes<T>;
-    }
-    const u32 first = v.first_chunk(16 * step, thread);
-#pragma unroll 1
-    for (i32 n = 0; n < VTile::cols / 16; ++n) {
-      u32 words[4], bad[4];
-      ldmatrix_x4_trans(words, VTile::chunk_after(first, n));
-#pragma unroll
-      for (i32 i = 0; i < 4; ++i) {
-        bad[i] = (non_finite_signs<T>(words[i]) >> 15) * 0xffffu;
-        words[i] &= ~bad[i];
-      }
-#pragma unroll
-      for (i32 half = 0; half < 2; ++half) {
-        float (&sum)[4] = sums[2 * n + half];
-        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
-        mma_m16n8k16(T{}, sum, left[step], right);
-        const u32 bad_right[2] = {bad[2 * half] & kOnes<T>, bad[2 * half + 1] & kOnes<T>};
-        float reached[4] = {};
-        mma_m16n8k16(T{}, reached, pairs, bad_right);
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? float_of(0x7fffffffu) : sum[e];
-      }
-    }
-  }
-#pragma unroll
-  for (i32 i = 0; i < VTile::cols / 2; ++i) out[i] = sums[i / 4][i % 4];
-}
-
-// ---- flashgen/sm90/dropping.cuh
-// Dropout of probabilities: the Dropout policy of the mainloop.
-
-struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
-  template <i32 columns>
-  struct Kept {};
-
-  template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
-    return {};
-  }
-  template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
-  FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
-};
 
 // ---- flashgen/sm90/forward_config.cuh
 // The sizes of a forward kernel for Hopper. The plan chooses them.
@@ -941,6 +879,12 @@ struct Band {
     full &= k_end - 1 <= q_begin + upper;
     return full;
   }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    allowed &= k - q <= upper;
+    return allowed;
+  }
 };
 
 // A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
@@ -989,6 +933,9 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
 // A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
 // lie. The Tile policy of the mainloop.
 
+// What a lane knows of the pages of a tile of keys: nothing where there are none.
+struct NoPages {};
+
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
   end,    // there is no further tile
@@ -1007,8 +954,12 @@ struct alignas(16) DenseTile {
 
   // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
-  // Whether all lanes of the producer load keys and values, not only one.
-  static constexpr bool warp_loads = false;
+  // Whether keys and values lie in pages. All lanes of a producer then load boxes of them.
+  static constexpr bool in_pages = false;
+  template <i32 tile_kv>
+  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
+    return {};
+  }
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
@@ -1021,10 +972,10 @@ struct alignas(16) DenseTile {
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, Thread) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
@@ -1115,6 +1066,9 @@ struct RowStatistics {
 // rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
 template <class T>
 constexpr float kHeadroom = 40.0f;
+// The same for a running maximum.
+template <class T>
+constexpr float kRunningHeadroom = 0.0f;
 // Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
 // with values up to 2^100 are then finite.
 template <class T>
@@ -1126,6 +1080,8 @@ constexpr float kLargestSum = 0x1p24f;
 template <class T, i32 columns, bool anchored, class Logits>
 struct RowSoftmax {
   static constexpr float kNoMax = Logits::kNoMax;
+  // Whether blocks after a row's first one may multiply the output, other than in careful tiles.
+  static constexpr bool may_rescale = !anchored;
 
   RowStatistics rows;
   // If update_max() returns true, the output so far must be multiplied by this.
@@ -1149,8 +1105,10 @@ struct RowSoftmax {
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
   // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
   // `scores_scale`.
-  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise) {
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f, headroom = anchored ? kHeadroom<T> : 0.0f;
+  FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                  bool /*is_cut*/) {
+    constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1274,7 +1232,7 @@ struct TmaEpilogue {
 };
 
 // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
-template <class T, class Score, class DropoutPolicy, class Epilogue, bool forbids_values>
+template <class T, class Score, class DropoutPolicy, class Scales, class Epilogue, bool forbids_values>
 FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics rows) {
   const auto& p = consumer.p;
   const auto& shared = consumer.shared;
@@ -1289,11 +1247,12 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
   // Negated, so that NaN fails, too.
   bool has_failed = !(rows.sum[0] < kLargestSum<T>) || !(rows.sum[1] < kLargestSum<T>);
   if constexpr (forbids_values) has_failed = has_failed || first_row_times_zero(out) != 0.0f;
+  const float factor = Scales::of_out(p, tile);
   float scale[2];
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     scale[h] = 1.0f;
-    scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p);
+    scale[h] *= rows.normalizer(h) * DropoutPolicy::factor(p) * factor;
   }
   shared.checks().set_failed(tile_at.count, thread.warp - 4,
                              warp_any(has_failed && tile.kind != TileKind::careful), thread);
@@ -1491,32 +1450,52 @@ struct TileChecks {
 };
 
 // ---- flashgen/sm90/forward_producer.cuh
-// The operands of the forward kernel in shared memory, and the producer that loads them.
+// The operands of the forward kernel in shared memory, and the producers that load them.
 
 // What the warps of a thread block share. Smem holds the offsets in shared memory, which the plan computes.
-template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks>
+template <ForwardSm90Config cfg, class T, class Smem, class Tile, class Blocks, class Values>
 struct ForwardShared {
   static constexpr u32 kConsumerWarps = 4 * cfg.consumers;
 
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using LoadedVTile = typename Values::Loaded;
+  using VTile = typename Values::Operand;
   using QRing = Ring<cfg.q_stages>;
   using KRing = Ring<cfg.stages>;
   using VRing = Ring<cfg.stages>;
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
 
   FLASHGEN_DEVICE QTile q(auto at) const { return QTile{start + Smem::kQ}.slot(at.slot()); }
   FLASHGEN_DEVICE KTile k(auto at) const { return KTile{start + Smem::kK}.slot(at.slot()); }
-  FLASHGEN_DEVICE VTile v(auto at) const { return VTile{start + Smem::kV}.slot(at.slot()); }
+  FLASHGEN_DEVICE LoadedVTile loaded_v(auto at) const {
+    return LoadedVTile{start + Smem::kV}.slot(at.slot());
+  }
+  FLASHGEN_DEVICE VTile v(auto at) const {
+    if constexpr (Values::transposes) {
+      return VTile{start + Smem::kTransposedV}.slot(at.slot());
+    } else {
+      return loaded_v(at);
+    }
+  }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-  FLASHGEN_DEVICE VRing v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE VRing v_ring() const {
+    if constexpr (Values::transposes) {
+      return {start + Smem::kTransposedVBarriers};
+    } else {
+      return loaded_v_ring();
+    }
+  }
+  // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
+  FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
@@ -1527,16 +1506,25 @@ struct ForwardShared {
   FLASHGEN_DEVICE void init() const {
     q_ring().init(1, kConsumerWarps);
     k_ring().init(1, kConsumerWarps);
-    v_ring().init(1, kConsumerWarps);
-    // The producer reads announcements, too.
-    tile_ring().init(1, kConsumerWarps + 1);
+    if constexpr (Values::transposes) {
+      loaded_v_ring().init(1, Values::transposers);
+      v_ring().init(Values::transposers, kConsumerWarps);
+      for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
+    } else {
+      v_ring().init(1, kConsumerWarps);
+    }
+    // Producers read announcements, too.
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
 };
 
-// The producer: one warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
+// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
 // late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+//
+// A block of keys in pages is many boxes, and a warp issues them one after another. So two warps load them:
+// run() then loads Q and K, and run_values() V.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1559,7 +1547,7 @@ struct ForwardProducer {
 
   // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
   FLASHGEN_DEVICE void sync_loading_lanes() const {}
-  FLASHGEN_DEVICE bool loads() const { return Tile::warp_loads || elected; }
+  FLASHGEN_DEVICE bool loads() const { return Tile::in_pages || elected; }
   // Loads Q of the tile at q_tile_at, unless there is no such tile.
   FLASHGEN_DEVICE void load_q() {
     shared.tile_ring().wait_full(q_tile_at);
@@ -1574,28 +1562,40 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
+    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
     if (elected) {
       shared.k_ring().wait_empty(k_at);
       mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
     }
     sync_loading_lanes();
-    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, thread);
+    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     k_at.advance();
+  }
+  FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
+    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
+    if (elected) {
+      shared.loaded_v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+    }
+    sync_loading_lanes();
+    if (loads())
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
+    v_at.advance();
   }
   // V of a step is loaded after K of the next one, because consumers need it later.
   FLASHGEN_DEVICE void load_pending_v() {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
-    if (elected) {
-      shared.v_ring().wait_empty(v_at);
-      mbarrier_arrive_expect_tx(shared.v_ring().full(v_at), Shared::VTile::bytes);
-    }
-    sync_loading_lanes();
-    if (loads())
-      tile.load_v(shared.v(v_at), p, shared.v_ring().full(v_at), pending_block * cfg.tile_kv, thread);
-    v_at.advance();
+    load_v(tile, pending_block);
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
+  }
+  // Ends the work of the warps that transpose V.
+  FLASHGEN_DEVICE void end_values() {
+    if (!elected) return;
+    shared.loaded_v_ring().wait_empty(v_at);
+    shared.is_end(v_at.slot()) = 1;
+    mbarrier_arrive(shared.loaded_v_ring().full(v_at));
   }
   FLASHGEN_DEVICE void request_tile() {
     warp_sync();
@@ -1609,7 +1609,7 @@ struct ForwardProducer {
       if (tile.kind < TileKind::normal) {
         load_pending_v();
         shared.tile_ring().release(tile_at, thread);
-        if (tile.kind == TileKind::end) return;
+        if (tile.kind == TileKind::end) break;
         request_tile();
         q_tile_at.advance();
         continue;
@@ -1633,7 +1633,27 @@ struct ForwardProducer {
         pending_tile_at = tile_at;
       });
     }
+    if constexpr (Shared::transposes) end_values();
   }
+};
+
+// ---- flashgen/sm90/input_scales.cuh
+// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
+//
+//     Factors              what products of queries and keys are multiplied by, and what values are
+//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
+//     differ_by_block      whether they are not the same for all blocks of a tile
+//     of_out(p, tile)      what O is multiplied by besides
+
+// Numbers of 16 bits have no scales.
+struct NoScales {
+  struct Factors {
+    static constexpr float logits = 1.0f;
+    static constexpr float values = 1.0f;
+  };
+
+  FLASHGEN_DEVICE static Factors of(const auto&, const auto&, i32, i32) { return {}; }
+  FLASHGEN_DEVICE static float of_out(const auto&, const auto&) { return 1.0f; }
 };
 
 // ---- flashgen/sm90/sections.cuh
@@ -1784,14 +1804,140 @@ struct NoScore {
   template <i32 columns>
   struct Pairs {};
 
-  FLASHGEN_DEVICE static Logits logits(const auto& p) { return {p.scale_log2}; }
+  // `factor`: what products are multiplied by, besides the scale.
+  FLASHGEN_DEVICE static Logits logits(const auto& p, float factor = 1.0f) { return {p.scale_log2 * factor}; }
   template <i32 columns>
   FLASHGEN_DEVICE static Pairs<columns> load(const auto&...) {
     return {};
   }
   template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Pairs<columns>&, const auto&, const auto&, i32,
-                                    i32, Thread) {}
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, float /*factor*/, const Pairs<columns>&, const auto&,
+                                    const auto&, i32, i32, Thread) {}
+};
+
+// ---- flashgen/sm90/careful_product.cuh
+// P V of a block that the mask cuts, where V may hold NaN or infinity.
+
+template <class T>
+constexpr u32 kOnes = 0x3f803f80u;
+
+// Whether some element of a tile is not finite. Every warp that asks looks at the whole tile.
+template <class Tile>
+FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) {
+  u32 signs = 0;
+#pragma unroll 1
+  for (i32 i = thread.lane; i < Tile::bytes / kChunkBytes; i += kWarpSize) {
+    const Vec16 chunk =
+        *reinterpret_cast<const Vec16*>(base + (tile.address - shared_address(base)) + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+  }
+  return warp_any(signs != 0);
+}
+
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Masks>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
+#pragma unroll
+  for (i32 n = 0; n < columns / 8; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
+  }
+}
+
+// out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
+// pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
+// local memory, because loops keep this rare code short.
+template <class VTile>
+FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                      VTile v, const u32 (&allowed)[2], Thread thread) {
+  using T = typename VTile::Element;
+  float sums[VTile::cols / 8][4];
+  u32 left[VTile::rows / 16][4];
+#pragma unroll
+  for (i32 i = 0; i < VTile::cols / 2; ++i) sums[i / 4][i % 4] = out[i];
+#pragma unroll
+  for (i32 i = 0; i < VTile::rows / 4; ++i) left[i / 4][i % 4] = probabilities[i / 4][i % 4];
+#pragma unroll 1
+  for (i32 step = 0; step < VTile::rows / 16; ++step) {
+    // The left operand of a product that counts allowed pairs.
+    u32 pairs[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+      const u32 bits = allowed[i % 2] >> (4 * step + 2 * (i / 2));
+      pairs[i] = ((bits & 1u) * 0xffffu | (bits >> 1 & 1u) * 0xffff0000u) & kOnes<T>;
+    }
+    const u32 first = v.first_chunk(16 * step, thread);
+#pragma unroll 1
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4], bad[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(first, n));
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) {
+        bad[i] = (non_finite_signs<T>(words[i]) >> 15) * 0xffffu;
+        words[i] &= ~bad[i];
+      }
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        float (&sum)[4] = sums[2 * n + half];
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, sum, left[step], right);
+        const u32 bad_right[2] = {bad[2 * half] & kOnes<T>, bad[2 * half + 1] & kOnes<T>};
+        float reached[4] = {};
+        mma_m16n8k16(T{}, reached, pairs, bad_right);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) sum[e] = reached[e] > 0.0f ? float_of(0x7fffffffu) : sum[e];
+      }
+    }
+  }
+#pragma unroll
+  for (i32 i = 0; i < VTile::cols / 2; ++i) out[i] = sums[i / 4][i % 4];
+}
+
+// ---- flashgen/sm90/values.cuh
+// O += P V: the Values policy of the mainloop. This one is for values of 16 bits, which wgmma reads as TMA
+// wrote them. eight_bit_values.cuh has the other one.
+
+template <ForwardSm90Config cfg, class T>
+struct SixteenBitValues {
+  // V as TMA writes it, and as products read it.
+  using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
+  // Whether consumers issue products in turn.
+  static constexpr bool takes_turns = true;
+
+  template <class Logits>
+  using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
+  using Probabilities = Rounded<cfg.tile_kv>;
+  using Out = Strip<cfg.head_dim_v>;
+  // The accumulators of a product, if it does not add to O itself.
+  struct Product {};
+
+  FLASHGEN_DEVICE static void round(Probabilities& probabilities, const Strip<cfg.tile_kv>& exponentials) {
+    round_to<T, cfg.tile_kv>(probabilities, exponentials);
+  }
+  FLASHGEN_DEVICE static void issue(Product&, Out& out, const Probabilities& probabilities, Operand v,
+                                    bool accumulates) {
+    issue_output_in_fours(out, probabilities, v, accumulates);
+  }
+  // Call it when the issued product is complete.
+  FLASHGEN_DEVICE static void finish(Product&, Out& out, const Probabilities&, Operand, float /*factor*/) {
+    wgmma_pin(out);
+  }
+  FLASHGEN_DEVICE static bool holds_non_finite(Operand v, u8* base, Thread thread) {
+    return panels_hold_non_finite(v, base, thread);
+  }
+  FLASHGEN_DEVICE static void multiply_careful(Out& out, const Probabilities& probabilities, Operand v,
+                                               const u32 (&allowed)[2], float /*factor*/, Thread thread) {
+    flashgen::multiply_careful(out, probabilities, v, allowed, thread);
+  }
 };
 
 // ---- flashgen/sm90/forward_mainloop.cuh
@@ -1810,14 +1956,15 @@ struct NoScore {
 // header of its own.
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
-          class Mask, class Blocks, class Score, class DropoutPolicy, class Epilogue>
+          class Mask, class Blocks, class Score, class DropoutPolicy, class Values, class Scales,
+          class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
   // the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
-  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks>;
+  using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks, Values>;
   using QRing = typename Shared::QRing;
   using KRing = typename Shared::KRing;
   using VRing = typename Shared::VRing;
@@ -1825,7 +1972,9 @@ struct ForwardMainloop {
   using Logits = typename Score::Logits;
   using Pairs = typename Score::template Pairs<cfg.tile_kv>;
   using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
-  using Probabilities = Rounded<cfg.tile_kv>;
+  using Probabilities = typename Values::Probabilities;
+  using Softmax = typename Values::template Softmax<Logits>;
+  using Factors = typename Scales::Factors;
   using Message = typename Blocks::Message;
 
   // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
@@ -1856,9 +2005,12 @@ struct ForwardMainloop {
     // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
     typename Blocks::ConsumerBlocks consumer_blocks;
-    RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits> softmax;
+    Softmax softmax;
     Strip<cfg.tile_kv> scores;
-    Strip<cfg.head_dim_v> out;
+    typename Values::Product product;
+    typename Values::Out out;
+    // Of the newest step.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -1875,6 +2027,7 @@ struct ForwardMainloop {
       if (step.exists()) {
         step.blocks.begin(p, tile, [&]() { return read_message(); });
         consumer_blocks = Blocks::consumer_blocks(p, tile, number);
+        factors = Scales::of(p, tile, 0, 0);
       }
       return step;
     }
@@ -1894,11 +2047,14 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool is_cut(const Step& step) const { return step.blocks.needs_mask(consumer_blocks); }
 
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
-    // multiplies while another takes exponentials.
+    // multiplies while another takes exponentials. Where these take most of the time, turns only delay.
 
-    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() { named_barrier_sync(1 + number, 2 * kWarpgroupSize); }
+    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() {
+      named_barrier_sync(1 + number, 2 * kWarpgroupSize);
+    }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+      if constexpr (Values::takes_turns)
+        named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
     }
 
     // ---- The parts of a step
@@ -1912,8 +2068,12 @@ struct ForwardMainloop {
     }
     // Line 10: O += P V.
     FLASHGEN_DEVICE void issue_pv(const Step& step, const Probabilities& probabilities) {
-      issue_output_in_fours(out, probabilities, shared.v(v_at), step.accumulates != 0);
+      Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
+    }
+    // The product that issue_pv() issued is complete.
+    FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
+      Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
     FLASHGEN_DEVICE void release_k(const Step& step) {
       shared.k_ring().release(k_at, thread);
@@ -1945,17 +2105,24 @@ struct ForwardMainloop {
                                            bool checks) {
       wgmma_pin(scores);
       release_k(step);
-      const Logits logits = Score::logits(p);
-      Score::template apply<cfg.tile_kv>(scores, pairs, p, tile, first_q(), step.first_key(), thread);
+      const Logits logits = Score::logits(p, factors.logits);
+      Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
+                                         thread);
       bool rescales = false;
       if (checks) {
         if (is_cut(step))
           mask_keys(blocks_of(scores), -kInfinity, tile.template mask<Mask>(p), first_q(), step.first_key(),
                     thread);
-        rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful());
+        rescales = softmax.update_max(scores, logits, !cfg.anchored || step.is_careful(), is_cut(step));
       }
       softmax.exponentiate(scores, logits);
       DropoutPolicy::template apply<cfg.tile_kv>(scores, kept);
+      return rescales;
+    }
+
+    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
+      Values::round(probabilities, scores);
       return rescales;
     }
 
@@ -1965,7 +2132,8 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
-      store_results<T, Score, DropoutPolicy, Epilogue, kForbidsValues>(*this, finished_tile_at(), rows);
+      store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(),
+                                                                               rows);
     }
 
     // ---- The mainloop
@@ -2046,14 +2214,16 @@ struct ForwardMainloop {
       const Kept kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
-      if (take_exponentials(step, pairs, kept, checks)) scale_rows(out, softmax.scores_scale);
-      round_to<T, cfg.tile_kv>(probabilities, scores);
+      bool rescales = take_exponentials(step, pairs, kept, checks);
+      if (rescales) scale_rows(out, softmax.scores_scale);
+      round(probabilities, rescales);
     }
     // P V of a step together with S and P of the next one.
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
                                          const Probabilities& probabilities,
                                          Probabilities& next_probabilities) {
       const Pairs pairs = load_pairs(next);
+      const Factors of_step = factors;
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
       issue_qk();
@@ -2069,18 +2239,20 @@ struct ForwardMainloop {
       const bool checks = needs_check(next);
       bool rescales;
       wgmma_wait<1>();
-      rescales = take_exponentials(next, pairs, kept, checks);
-      round_to<T, cfg.tile_kv>(next_probabilities, scores);
+      rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
                                 shared.start);
       wgmma_wait<0>();
-      wgmma_pin(out);
-      release_v();
+      end_pv(probabilities, of_step);
       if (step.is_last()) {
         store(finished);
-      } else if (!cfg.anchored && rescales) {
+      } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
+    }
+    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
@@ -2092,12 +2264,12 @@ struct ForwardMainloop {
         const Tile step_tile = tile_of(step);
         find_allowed<cfg.tile_kv / 8>(allowed, step_tile.template mask<Mask>(p),
                                       step_tile.first_q + warp_row(), step.first_key(), thread);
-        multiply_careful(out, probabilities, shared.v(v_at), allowed, thread);
+        Values::multiply_careful(out, probabilities, shared.v(v_at), allowed, factors.values, thread);
         warp_scheduler_barrier_arrive();
       } else {
         issue_pv(step, probabilities);
         wgmma_wait<0>();
-        wgmma_pin(out);
+        finish_pv(probabilities, factors);
       }
       release_v();
       if (step.is_last()) {
@@ -2113,7 +2285,7 @@ struct ForwardMainloop {
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
       return step.is_careful() && step.blocks.needs_mask(p, tile_of(step), number) &&
-             panels_hold_non_finite(shared.v(v_at), shared.base, thread);
+             Values::holds_non_finite(shared.v(v_at), shared.base, thread);
     }
   };
 
@@ -2138,9 +2310,13 @@ struct ForwardMainloop {
       Consumer{p, shared, thread, thread.warp / 4 - 1}.run();
     } else {
       setmaxnreg_dec<cfg.producer_registers>();
-      if (thread.warp == 0)
-        ForwardProducer<cfg, Params, Tile, Blocks, Shared>{p, shared, thread, thread.lane == 0}.run();
+      ForwardProducer<cfg, Params, Tile, Blocks, Shared> producer{p, shared, thread, thread.lane == 0};
+      if (thread.warp == 0) producer.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
+      // The warps after the scheduler.
+      if constexpr (Values::transposes) {
+        if (thread.warp >= 2) Values::run_transposer(shared, thread);
+      }
     }
   }
 };
@@ -2151,6 +2327,7 @@ struct ForwardMainloop {
 using namespace flashgen;
 
 using element_t = bfloat16_t;
+using out_t = bfloat16_t;
 
 constexpr ForwardSm90Config kConfig{
     .head_dim = 128,
@@ -2213,10 +2390,12 @@ using Scoring = NoScore;
 using Tile = DenseTile;
 using Scheduler = DynamicScheduler<kConfig, Params>;
 using DropoutPolicy = NoDropout;
-using Epilogue = TmaEpilogue<kConfig, element_t, Smem::kO>;
+using Values = SixteenBitValues<kConfig, element_t>;
+using Scales = NoScales;
+using Epilogue = TmaEpilogue<kConfig, out_t, Smem::kO>;
 
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   ForwardMainloop<kConfig, element_t, Params, Smem, Scheduler, Tile, Mask, Blocks, Scoring, DropoutPolicy,
-                  Epilogue>::run(p, base);
+                  Values, Scales, Epilogue>::run(p, base);
 }

@@ -19,8 +19,8 @@
 //           745  What a softmax takes exponentials of.
 //           772  What an online softmax keeps of each row from one tile of keys to the next.
 //           785  The online softmax.
-//           914  What the forward kernel is made of.
-//           975  The kernel: its configuration, parameters and text.
+//           937  What the forward kernel is made of.
+//          1000  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -236,9 +236,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>
@@ -789,6 +789,27 @@ FLASHGEN_DEVICE float row_total(float x) {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// The power of two of the largest exponential of a row.
+template <class Logits>
+constexpr float headroom_of() {
+  if constexpr (requires { Logits::kHeadroom; }) {
+    return Logits::kHeadroom;
+  } else {
+    return 0.0f;
+  }
+}
+
+// The reference maximum of a row whose largest logit is `logit`. Without headroom it is that logit: 16-bit
+// kernels do not subtract.
+template <class Logits>
+FLASHGEN_DEVICE float reference_below(float logit) {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return logit;
+  } else {
+    return logit - Logits::distance(headroom_of<Logits>());
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -797,7 +818,8 @@ struct EqualWeights {
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  // The running maximum of the row's logits less the headroom, a reference maximum: the factor taken out of
+  // the row.
   float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
@@ -898,8 +920,9 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
-        if (lags) reference_max[m][h] = tile_maximum;
+        const float raised = reference_below<Logits>(tile_maximum);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
+        if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {
@@ -930,11 +953,13 @@ struct ForwardConfig {
   bool turing;
 };
 
-// Shapes that follow from the config.
-template <ForwardConfig cfg, class T>
+// Shapes that follow from the config. O has elements of type O.
+template <ForwardConfig cfg, class T, class O = T>
 struct ForwardShape {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  // Rows of tiles are whole pairs of chunks.
+  static constexpr i32 tile_columns = sizeof(T) == 1 ? 2 * kChunkBytes : 16;
+  static constexpr i32 dim = round_up(cfg.head_dim, tile_columns);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
   // A warp's share of a tile of scores.
   static constexpr i32 warp_rows = cfg.split_k ? cfg.tile_q : cfg.tile_q / cfg.warps;
@@ -947,8 +972,8 @@ struct ForwardShape {
 
   using QTile = SharedTile<T, cfg.tile_q, dim>;
   using KTile = SharedTile<T, cfg.tile_kv, dim>;
-  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
-  using OTile = SharedTile<T, cfg.tile_q, dim_v>;
+  using VTile = SharedTile<T, cfg.tile_kv, round_up(cfg.head_dim_v, tile_columns)>;
+  using OTile = SharedTile<O, cfg.tile_q, dim_v>;
   using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;

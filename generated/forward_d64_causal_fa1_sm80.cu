@@ -11,17 +11,17 @@
 // contents   29  Instructions, one per function: types, device, copy, math, matrix.
 //           190  Element types.
 //           247  Finding NaN and infinity.
-//           264  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           327  Operands of warp-level matrix products.
-//           426  Warp-level matrix products.
-//           497  Banded masks.
-//           559  Streaming tiles between global and shared memory.
-//           666  Keeping NaN and infinity where they belong.
-//           711  Single elements from floats.
-//           723  What a softmax takes exponentials of.
-//           737  The exponentials of a softmax that subtracts the maximum of each row.
-//           754  What FlashAttention-1's forward kernel is made of.
-//           832  The kernel: its configuration, parameters and text.
+//           266  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           329  Operands of warp-level matrix products.
+//           428  Warp-level matrix products.
+//           499  Banded masks.
+//           561  Streaming tiles between global and shared memory.
+//           668  Keeping NaN and infinity where they belong.
+//           715  Single elements from floats.
+//           727  What a softmax takes exponentials of.
+//           741  The exponentials of a softmax that subtracts the maximum of each row.
+//           758  What FlashAttention-1's forward kernel is made of.
+//           836  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -240,9 +240,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
@@ -253,7 +253,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -698,12 +700,14 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
+  using T = typename Tile::Element;
+  constexpr i32 bits = 8 * static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<T>(word);
     // From the sign bit of each non-finite element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+    word &= kIsFloat<T> ? (signs != 0 ? 0u : ~0u) : ~((signs >> (bits - 1)) * ((1u << bits % 32) - 1u));
   }
   block_sync();
 }

@@ -10,15 +10,15 @@
 // contents   26  Instructions, one per function: types, device, copy, math, matrix.
 //           174  Element types.
 //           234  Finding NaN and infinity.
-//           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           318  Operands of warp-level matrix products.
-//           408  Warp-level matrix products.
-//           479  Banded masks.
-//           512  Streaming tiles between global and shared memory.
-//           625  Keeping NaN and infinity where they belong.
-//           695  What the backward kernels are made of.
-//           719  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//           908  The kernel: its configuration, parameters and text.
+//           253  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           320  Operands of warp-level matrix products.
+//           410  Warp-level matrix products.
+//           481  Banded masks.
+//           514  Streaming tiles between global and shared memory.
+//           630  Keeping NaN and infinity where they belong.
+//           701  What the backward kernels are made of.
+//           725  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//           914  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -220,9 +220,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>
@@ -240,7 +240,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -535,9 +537,12 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
       if (i < valid) chunk.words[i] = bits_of(source[i]);
     }
   } else {
+    constexpr i32 bits = 8 * static_cast<i32>(sizeof(T)), word_elements = 32 / bits;
 #pragma unroll
     for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+      if (i < valid) {
+        chunk.words[i / word_elements] |= static_cast<u32>(source[i].bits) << (bits * (i % word_elements));
+      }
     }
   }
   return chunk;
@@ -657,12 +662,14 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
+  using T = typename Tile::Element;
+  constexpr i32 bits = 8 * static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<T>(word);
     // From the sign bit of each non-finite element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+    word &= kIsFloat<T> ? (signs != 0 ? 0u : ~0u) : ~((signs >> (bits - 1)) * ((1u << bits % 32) - 1u));
   }
   block_sync();
 }
@@ -670,10 +677,9 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
 // through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
 // every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
-                                             GlobalRows<const typename Tile::Element> source, Range keys,
-                                             const Mask& mask, Thread thread) {
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask, class T = typename Tile::Element>
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRows<const T> source,
+                                             Range keys, const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {

@@ -11,18 +11,18 @@
 // contents   30  Instructions, one per function: types, device, copy, math, matrix.
 //           169  Element types.
 //           237  Finding NaN and infinity.
-//           254  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           322  Operands of warp-level matrix products.
-//           518  Warp-level matrix products.
-//           599  Banded masks.
-//           670  Walking over the tiles that a mask does not rule out.
-//           705  Streaming tiles between global and shared memory.
-//           860  Keeping NaN and infinity where they belong.
-//           929  What a softmax takes exponentials of.
-//           956  What an online softmax keeps of each row from one tile of keys to the next.
-//           969  The online softmax.
-//          1098  What the forward kernel is made of.
-//          1159  The kernel: its configuration, parameters and text.
+//           256  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           324  Operands of warp-level matrix products.
+//           520  Warp-level matrix products.
+//           601  Banded masks.
+//           672  Walking over the tiles that a mask does not rule out.
+//           707  Streaming tiles between global and shared memory.
+//           862  Keeping NaN and infinity where they belong.
+//           932  What a softmax takes exponentials of.
+//           959  What an online softmax keeps of each row from one tile of keys to the next.
+//           972  The online softmax.
+//          1124  What the forward kernel is made of.
+//          1187  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -218,9 +218,9 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Elements of the summed dimension that one multiply step consumes.
+// Elements of the summed dimension that one multiply step consumes: two chunks, except floats.
 template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
 // Two neighbouring elements, written with one store.
 template <class T>
@@ -243,7 +243,9 @@ constexpr u32 kToInfinity = 0;
 template <>
 constexpr u32 kToInfinity<float32_t> = 0x00800000u;
 template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
+                       : sizeof(T) == 2 ? 0x80008000u
+                                        : 0x80808080u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
@@ -891,12 +893,14 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
+  using T = typename Tile::Element;
+  constexpr i32 bits = 8 * static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<T>(word);
     // From the sign bit of each non-finite element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+    word &= kIsFloat<T> ? (signs != 0 ? 0u : ~0u) : ~((signs >> (bits - 1)) * ((1u << bits % 32) - 1u));
   }
   block_sync();
 }
@@ -904,10 +908,9 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
 // through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
 // every thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
-                                             GlobalRows<const typename Tile::Element> source, Range keys,
-                                             const Mask& mask, Thread thread) {
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask, class T = typename Tile::Element>
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRows<const T> source,
+                                             Range keys, const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
@@ -973,6 +976,27 @@ FLASHGEN_DEVICE float row_total(float x) {
 // same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
 constexpr float kMaximumLag = 8.0f;
 
+// The power of two of the largest exponential of a row.
+template <class Logits>
+constexpr float headroom_of() {
+  if constexpr (requires { Logits::kHeadroom; }) {
+    return Logits::kHeadroom;
+  } else {
+    return 0.0f;
+  }
+}
+
+// The reference maximum of a row whose largest logit is `logit`. Without headroom it is that logit: 16-bit
+// kernels do not subtract.
+template <class Logits>
+FLASHGEN_DEVICE float reference_below(float logit) {
+  if constexpr (headroom_of<Logits>() == 0.0f) {
+    return logit;
+  } else {
+    return logit - Logits::distance(headroom_of<Logits>());
+  }
+}
+
 // What exponentials add to a row's sum: all of them count alike.
 struct EqualWeights {
   FLASHGEN_DEVICE float weighted_sum(float a, float b, i32 /*n*/) const { return a + b; }
@@ -981,7 +1005,8 @@ struct EqualWeights {
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  // The running maximum of the row's logits less the headroom, a reference maximum: the factor taken out of
+  // the row.
   float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
@@ -1082,8 +1107,9 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
         const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
-        if (lags) reference_max[m][h] = tile_maximum;
+        const float raised = reference_below<Logits>(tile_maximum);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - raised)) : 1.0f;
+        if (lags) reference_max[m][h] = raised;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {
@@ -1114,11 +1140,13 @@ struct ForwardConfig {
   bool turing;
 };
 
-// Shapes that follow from the config.
-template <ForwardConfig cfg, class T>
+// Shapes that follow from the config. O has elements of type O.
+template <ForwardConfig cfg, class T, class O = T>
 struct ForwardShape {
   static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  // Rows of tiles are whole pairs of chunks.
+  static constexpr i32 tile_columns = sizeof(T) == 1 ? 2 * kChunkBytes : 16;
+  static constexpr i32 dim = round_up(cfg.head_dim, tile_columns);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
   // A warp's share of a tile of scores.
   static constexpr i32 warp_rows = cfg.split_k ? cfg.tile_q : cfg.tile_q / cfg.warps;
@@ -1131,8 +1159,8 @@ struct ForwardShape {
 
   using QTile = SharedTile<T, cfg.tile_q, dim>;
   using KTile = SharedTile<T, cfg.tile_kv, dim>;
-  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
-  using OTile = SharedTile<T, cfg.tile_q, dim_v>;
+  using VTile = SharedTile<T, cfg.tile_kv, round_up(cfg.head_dim_v, tile_columns)>;
+  using OTile = SharedTile<O, cfg.tile_q, dim_v>;
   using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
@@ -1344,7 +1372,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
   if (has_non_finite) {
     block_sync();
     mark_non_finite_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
-        o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
+        o_tile, first_q, GlobalRows<const element_t>{p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
   }
 
   // Line 14: write O_i to global memory.
