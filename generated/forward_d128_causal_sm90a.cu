@@ -31,15 +31,15 @@
 //          1318  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1390  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1452  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1640  What 8-bit queries, keys and values are multiplied by.
-//          1659  The order in which persistent blocks draw tiles.
-//          1695  Which tile of queries a persistent block computes next.
-//          1728  The scheduler.
-//          1797  What happens to products Q K^T before the softmax.
-//          1818  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1902  O += P V.
-//          1943  The forward pass on Hopper.
-//          2326  The kernel: its configuration, parameters and text.
+//          1615  What 8-bit queries, keys and values are multiplied by.
+//          1634  The order in which persistent blocks draw tiles.
+//          1670  Which tile of queries a persistent block computes next.
+//          1703  The scheduler.
+//          1772  What happens to products Q K^T before the softmax.
+//          1793  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1877  O += P V.
+//          1914  The forward pass on Hopper.
+//          2293  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1467,7 +1467,6 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
-  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1478,24 +1477,14 @@ struct ForwardShared {
     return LoadedVTile{start + Smem::kV}.slot(at.slot());
   }
   FLASHGEN_DEVICE VTile v(auto at) const {
-    if constexpr (Values::transposes) {
-      return VTile{start + Smem::kTransposedV}.slot(at.slot());
-    } else {
-      return loaded_v(at);
-    }
+    return loaded_v(at);
   }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
   FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
   FLASHGEN_DEVICE VRing v_ring() const {
-    if constexpr (Values::transposes) {
-      return {start + Smem::kTransposedVBarriers};
-    } else {
-      return loaded_v_ring();
-    }
+    return loaded_v_ring();
   }
-  // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
-  FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
@@ -1506,13 +1495,7 @@ struct ForwardShared {
   FLASHGEN_DEVICE void init() const {
     q_ring().init(1, kConsumerWarps);
     k_ring().init(1, kConsumerWarps);
-    if constexpr (Values::transposes) {
-      loaded_v_ring().init(1, Values::transposers);
-      v_ring().init(Values::transposers, kConsumerWarps);
-      for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
-    } else {
-      v_ring().init(1, kConsumerWarps);
-    }
+    v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
     tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
     checks().init();
@@ -1590,13 +1573,6 @@ struct ForwardProducer {
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
-  // Ends the work of the warps that transpose V.
-  FLASHGEN_DEVICE void end_values() {
-    if (!elected) return;
-    shared.loaded_v_ring().wait_empty(v_at);
-    shared.is_end(v_at.slot()) = 1;
-    mbarrier_arrive(shared.loaded_v_ring().full(v_at));
-  }
   FLASHGEN_DEVICE void request_tile() {
     warp_sync();
     named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
@@ -1633,7 +1609,6 @@ struct ForwardProducer {
         pending_tile_at = tile_at;
       });
     }
-    if constexpr (Shared::transposes) end_values();
   }
 };
 
@@ -1908,10 +1883,6 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
-  // Whether warps transpose V.
-  static constexpr bool transposes = false;
-  // Whether consumers issue products in turn.
-  static constexpr bool takes_turns = true;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
@@ -2053,8 +2024,7 @@ struct ForwardMainloop {
       named_barrier_sync(1 + number, 2 * kWarpgroupSize);
     }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      if constexpr (Values::takes_turns)
-        named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+      named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
     }
 
     // ---- The parts of a step
@@ -2314,9 +2284,6 @@ struct ForwardMainloop {
       if (thread.warp == 0) producer.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
       // The warps after the scheduler.
-      if constexpr (Values::transposes) {
-        if (thread.warp >= 2) Values::run_transposer(shared, thread);
-      }
     }
   }
 };

@@ -16,34 +16,34 @@
 //           198  Element types.
 //           243  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
 //           669  Tiles as TMA writes them and wgmma reads them.
-//           774  S = Q K^T and O += P V of the forward kernel.
-//           830  Dropout of probabilities.
-//           847  Finding NaN and infinity.
-//           880  The sizes of a forward kernel for Hopper.
-//           911  Banded masks.
-//          1002  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1058  What a softmax takes exponentials of.
-//          1087  What an online softmax keeps of each row from one tile of keys to the next.
-//          1125  The online softmax of a warpgroup's rows.
-//          1240  Writing a warpgroup's results to shared and global memory.
-//          1260  The results of a tile.
-//          1335  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1381  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1453  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1515  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1704  What 8-bit queries, keys and values are multiplied by.
-//          1759  The order in which persistent blocks draw tiles.
-//          1795  Which tile of queries a persistent block computes next.
-//          1828  The scheduler.
-//          1897  What happens to products Q K^T before the softmax.
-//          1918  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1988  The forward pass on Hopper.
-//          2396  Instructions, one per function: eight_bits.
-//          2426  The online softmax of e4m3 probabilities.
-//          2508  The transposers.
-//          2590  O += P V for e4m3 values.
-//          2746  Positions in rings whose number of slots is no power of two.
-//          2770  The kernel: its configuration, parameters and text.
+//           773  S = Q K^T and O += P V of the forward kernel.
+//           829  Dropout of probabilities.
+//           846  Finding NaN and infinity.
+//           879  The sizes of a forward kernel for Hopper.
+//           910  Banded masks.
+//          1001  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1057  What a softmax takes exponentials of.
+//          1086  What an online softmax keeps of each row from one tile of keys to the next.
+//          1124  The online softmax of a warpgroup's rows.
+//          1239  Writing a warpgroup's results to shared and global memory.
+//          1259  The results of a tile.
+//          1334  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1380  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1452  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1514  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1690  What 8-bit queries, keys and values are multiplied by.
+//          1745  The order in which persistent blocks draw tiles.
+//          1781  Which tile of queries a persistent block computes next.
+//          1814  The scheduler.
+//          1883  What happens to products Q K^T before the softmax.
+//          1904  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1974  The forward pass on Hopper.
+//          2377  Instructions, one per function: eight_bits.
+//          2407  The online softmax of e4m3 probabilities.
+//          2489  The transposers.
+//          2571  O += P V for e4m3 values.
+//          2725  Positions in rings whose number of slots is no power of two.
+//          2749  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -672,7 +672,6 @@ FLASHGEN_DEVICE void wgmma_rs_first_four(float (&d)[n / 2], const u32 (&a)[4][4]
 
 namespace flashgen {
 
-constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
@@ -1530,7 +1529,6 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
-  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1541,21 +1539,13 @@ struct ForwardShared {
     return LoadedVTile{start + Smem::kV}.slot(at.slot());
   }
   FLASHGEN_DEVICE VTile v(auto at) const {
-    if constexpr (Values::transposes) {
-      return VTile{start + Smem::kTransposedV}.slot(at.slot());
-    } else {
-      return loaded_v(at);
-    }
+    return VTile{start + Smem::kTransposedV}.slot(at.slot());
   }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
   FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
   FLASHGEN_DEVICE VRing v_ring() const {
-    if constexpr (Values::transposes) {
-      return {start + Smem::kTransposedVBarriers};
-    } else {
-      return loaded_v_ring();
-    }
+    return {start + Smem::kTransposedVBarriers};
   }
   // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
   FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
@@ -1570,13 +1560,9 @@ struct ForwardShared {
   FLASHGEN_DEVICE void init() const {
     q_ring().init(1, kConsumerWarps);
     k_ring().init(1, kConsumerWarps);
-    if constexpr (Values::transposes) {
-      loaded_v_ring().init(1, Values::transposers);
-      v_ring().init(Values::transposers, kConsumerWarps);
-      for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
-    } else {
-      v_ring().init(1, kConsumerWarps);
-    }
+    loaded_v_ring().init(1, Values::transposers);
+    v_ring().init(Values::transposers, kConsumerWarps);
+    for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
     // Producers read announcements, too.
     tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
     checks().init();
@@ -1697,7 +1683,7 @@ struct ForwardProducer {
         pending_tile_at = tile_at;
       });
     }
-    if constexpr (Shared::transposes) end_values();
+    end_values();
   }
 };
 
@@ -2095,10 +2081,7 @@ struct ForwardMainloop {
     // multiplies while another takes exponentials. Where these take most of the time, turns only delay.
 
     FLASHGEN_DEVICE void warp_scheduler_barrier_sync() {}
-    FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      if constexpr (Values::takes_turns)
-        named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
-    }
+    FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {}
 
     // ---- The parts of a step
 
@@ -2383,9 +2366,7 @@ struct ForwardMainloop {
       if (thread.warp == 0) producer.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
       // The warps after the scheduler.
-      if constexpr (Values::transposes) {
-        if (thread.warp >= 2) Values::run_transposer(shared, thread);
-      }
+      if (thread.warp >= 2) Values::run_transposer(shared, thread);
     }
   }
 };
@@ -2612,7 +2593,6 @@ struct EightBitValues {
   // V as TMA writes it, and V^T.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = PanelTile<T, cfg.head_dim_v, cfg.tile_kv>;
-  static constexpr bool transposes = true;
   static constexpr i32 transposers = kTransposers;
   static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
   static constexpr bool overlaps_steps = overlaps;
@@ -2620,7 +2600,6 @@ struct EightBitValues {
   // Whether P of two steps have registers of their own, beside S, a product and O.
   static constexpr bool has_two_operands =
       overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
-  static constexpr bool takes_turns = false;
 
   template <class Logits>
   using Softmax = EightBitSoftmax<cfg.tile_kv, cfg.anchored, Logits>;

@@ -31,15 +31,15 @@
 //          1289  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1361  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1423  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1611  What 8-bit queries, keys and values are multiplied by.
-//          1630  The order in which persistent blocks draw tiles.
-//          1666  Which tile of queries a persistent block computes next.
-//          1699  The scheduler.
-//          1768  What happens to products Q K^T before the softmax.
-//          1789  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1859  O += P V.
-//          1897  The forward pass on Hopper.
-//          2266  The kernel: its configuration, parameters and text.
+//          1586  What 8-bit queries, keys and values are multiplied by.
+//          1605  The order in which persistent blocks draw tiles.
+//          1641  Which tile of queries a persistent block computes next.
+//          1674  The scheduler.
+//          1743  What happens to products Q K^T before the softmax.
+//          1764  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1834  O += P V.
+//          1868  The forward pass on Hopper.
+//          2233  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1438,7 +1438,6 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
-  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1449,24 +1448,14 @@ struct ForwardShared {
     return LoadedVTile{start + Smem::kV}.slot(at.slot());
   }
   FLASHGEN_DEVICE VTile v(auto at) const {
-    if constexpr (Values::transposes) {
-      return VTile{start + Smem::kTransposedV}.slot(at.slot());
-    } else {
-      return loaded_v(at);
-    }
+    return loaded_v(at);
   }
   FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
   FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
   FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
   FLASHGEN_DEVICE VRing v_ring() const {
-    if constexpr (Values::transposes) {
-      return {start + Smem::kTransposedVBarriers};
-    } else {
-      return loaded_v_ring();
-    }
+    return loaded_v_ring();
   }
-  // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
-  FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
   FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
@@ -1477,13 +1466,7 @@ struct ForwardShared {
   FLASHGEN_DEVICE void init() const {
     q_ring().init(1, kConsumerWarps);
     k_ring().init(1, kConsumerWarps);
-    if constexpr (Values::transposes) {
-      loaded_v_ring().init(1, Values::transposers);
-      v_ring().init(Values::transposers, kConsumerWarps);
-      for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
-    } else {
-      v_ring().init(1, kConsumerWarps);
-    }
+    v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
     tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
     checks().init();
@@ -1561,13 +1544,6 @@ struct ForwardProducer {
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
-  // Ends the work of the warps that transpose V.
-  FLASHGEN_DEVICE void end_values() {
-    if (!elected) return;
-    shared.loaded_v_ring().wait_empty(v_at);
-    shared.is_end(v_at.slot()) = 1;
-    mbarrier_arrive(shared.loaded_v_ring().full(v_at));
-  }
   FLASHGEN_DEVICE void request_tile() {
     warp_sync();
     named_barrier_arrive(kRequestBarrier, 2 * kWarpSize);
@@ -1604,7 +1580,6 @@ struct ForwardProducer {
         pending_tile_at = tile_at;
       });
     }
-    if constexpr (Shared::transposes) end_values();
   }
 };
 
@@ -1865,10 +1840,6 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
-  // Whether warps transpose V.
-  static constexpr bool transposes = false;
-  // Whether consumers issue products in turn.
-  static constexpr bool takes_turns = true;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
@@ -2007,8 +1978,7 @@ struct ForwardMainloop {
       named_barrier_sync(1 + number, 2 * kWarpgroupSize);
     }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      if constexpr (Values::takes_turns)
-        named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+      named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
     }
 
     // ---- The parts of a step
@@ -2254,9 +2224,6 @@ struct ForwardMainloop {
       if (thread.warp == 0) producer.run();
       if (thread.warp == 1) SchedulerWarp<TileScheduler, Params, Tile, Shared>{p, shared, thread}.run();
       // The warps after the scheduler.
-      if constexpr (Values::transposes) {
-        if (thread.warp >= 2) Values::run_transposer(shared, thread);
-      }
     }
   }
 };

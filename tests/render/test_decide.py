@@ -87,6 +87,7 @@ def decided_by_policies(header: str) -> str:
     [
         (["sends = false"], "if constexpr (Blocks::sends) a();", ""),
         (["sends = true"], "if constexpr (tile.sends) a();", "a();"),
+        (["sends = false", "sends = Blocks::sends"], "if constexpr (Shared::sends) a();", ""),
         (["sends = true", "sends = true"], "if constexpr (Blocks::sends) a();", "a();"),
         (["kPairs = cfg.consumers == 2"], "if constexpr (kPairs) a();", "a();"),
         (["kPairs = cfg.consumers > 2"], "if constexpr (kPairs) a();", ""),

@@ -34,6 +34,9 @@ def known_values(lines: Sequence[Line]) -> dict[str, str]:
     expressions: dict[str, set[str]] = {}
     for pattern, qualifier in ((_MEMBER, "cfg."), (_CONSTANT, ".")):
         for name, expression in (match.groups() for text, _ in lines if (match := pattern.match(text))):
+            if expression.endswith(f"::{name}"):
+                # Passed on.
+                continue
             expressions.setdefault(f"{qualifier}{name}", set()).add(expression)
             if name in _PASSED_ON or _MAINLOOP.match(name):
                 expressions.setdefault(name, set()).add(expression)

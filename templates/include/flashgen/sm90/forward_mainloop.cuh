@@ -126,8 +126,9 @@ struct ForwardMainloop {
       if constexpr (Values::takes_turns) named_barrier_sync(1 + number, 2 * kWarpgroupSize);
     }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
-      if constexpr (Values::takes_turns)
+      if constexpr (Values::takes_turns) {
         named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
+      }
     }
 
     // ---- The parts of a step
