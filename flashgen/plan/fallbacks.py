@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from flashgen.plan import plan
+from flashgen.plan.cache import DECODE
 from flashgen.plan.calls import takes_call
 from flashgen.plan.hopper.forward_tiles import fallback_tile_kv
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
@@ -40,7 +41,12 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
 
 
 def _without_kernels_for_caches(attention: AttentionPlan) -> Iterator[AttentionPlan]:
-    """The plan without the kernels of Hopper that the forward kernel can stand in for."""
+    """The plan without the kernels of Hopper that another kernel can stand in for."""
+    if attention.forward.role == DECODE:
+        # The decode kernel is alone.
+        if attention.forward.boxes:
+            yield for_alignment(attention, _WITHOUT_TMA)
+        return
     left = attention.kernels
     for role in ("prefill", "decode"):
         kept = tuple(kernel for kernel in left if not (kernel.role == role and kernel.boxes))

@@ -34,7 +34,7 @@ CAREFUL_STACK = {
     "decode_d64_causal_pages_sm80": 128,
     "decode_d128_causal_pages_e4m3_sm90a": 256,
     "decode_d128_causal_pages_sm90a": 320,
-    "decode_d64x512_causal_pages_qv_sm90a": 512,
+    "decode_d64x512_causal_pages_qv_sm90a": 576,
     "forward_d128_causal_sm90a": 384,
     "forward_d128_maskfca5b1_scoree4d1c7_sm90a": 384,
 }

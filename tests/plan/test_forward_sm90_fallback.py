@@ -183,3 +183,13 @@ def test_without_registers_for_them_the_kernels_for_caches_are_left_out() -> Non
     assert [left[0] - roles for roles in left[1:]] == [{"prefill"}, {"prefill", "decode"}]
     # The portable decode kernel has registers for any mask and score.
     assert not list(fallbacks(plan(spec, None, "sm_80")))
+
+
+def test_without_registers_for_it_the_only_kernel_for_a_cache_is_the_portable_one() -> None:
+    spec = fg.AttentionSpec(64, head_dim_v=512, qv=True, cache="paged", direction="forward")
+    attention = plan(spec, None, "sm_90a")
+    (left,) = fallbacks(attention)
+    assert attention.forward.boxes
+    assert not left.forward.boxes
+    assert [kernel.role for kernel in left.kernels] == [kernel.role for kernel in attention.kernels]
+    assert not list(fallbacks(left))

@@ -46,6 +46,36 @@ def test_a_key_is_read_once_for_64_heads_where_shared_memory_is_large(arch: str,
     assert (tiles.rows, tiles.keys) == (rows, keys)
 
 
+@pytest.mark.parametrize(("dim", "dim_v"), [(64, 512), (32, 128), (16, 256), (48, 384)])
+def test_hoppers_kernel_holds_two_tiles_beside_the_queries(dim: int, dim_v: int) -> None:
+    made = plan(spec(dim, dim_v), None, "sm_90a").kernel("decode")
+    assert made.template == "hopper/latent.cu.j2"
+    assert made.smem.bytes <= made.arch.max_smem_per_block
+    # Each warpgroup has half of O, beside which scores need registers.
+    assert int(made.constant("tile_q")) * dim_v // 256 <= 128
+    assert [box.rows for box in made.boxes] == [made.constant("tile_kv")] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "access", "words"),
+    [
+        ({"dim_v": 448}, 16, "head_dim_v must be a multiple of 128, and it is 448"),
+        ({}, 8, "TMA needs tensors aligned to 16 bytes"),
+    ],
+)
+def test_the_portable_kernel_says_why_hoppers_does_not_run(fields: Any, access: int, words: str) -> None:
+    made = plan(spec(**fields), None, "sm_90a", access_bytes=access).kernel("decode")
+    assert made.template == "decode/latent.cu.j2"
+    assert any(reason.startswith("not by wgmma and TMA: ") and words in reason for reason in made.reasons)
+    assert not any("wgmma" in reason for reason in plan(spec(), None, "sm_80").kernel("decode").reasons)
+
+
+def test_kernels_that_only_move_rows_use_no_tma() -> None:
+    kernels = plan(spec(), None, "sm_90a").kernels
+    assert [bool(kernel.boxes) for kernel in kernels] == [True, False, False]
+    assert [kernel.overlaps_predecessor for kernel in kernels] == [True, False, False]
+
+
 def test_one_kernel_takes_all_calls() -> None:
     made = plan(spec(), None, "sm_90a")
     assert [kernel.role for kernel in made.kernels] == ["decode", "append", "clear_gaps"]

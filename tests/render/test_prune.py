@@ -193,6 +193,12 @@ def test_data_of_an_element_type_stays_though_nothing_else_mentions_the_type() -
     assert pruned(*text) == text
 
 
+def test_references_and_pointers_to_arrays_are_data() -> None:
+    struct = ["struct Used {", "  float (&sums)[4];", "  int (*rows)[8];", "};"]
+    text = ["\n".join(struct), "void used() { Used u; }", KERNEL]
+    assert pruned(*text) == [*struct, *text[1:]]
+
+
 def test_macros_stay_where_their_names_or_their_pasted_beginnings_are_mentioned() -> None:
     text = pruned(
         "#define SIZE_8 8",

@@ -127,7 +127,10 @@ def _key_tiles(sizes: Sizes, kernel: KernelPlan) -> int:
 
 def _keys(sizes: Sizes, kernel: KernelPlan) -> int:
     """Keys of all key/value heads that some query may attend to; where tiles are tested, all keys of those that hold
-    any."""
-    tile = 1 if sizes.spec.mask.rule.keys_exact else int(kernel.constant("tile_kv"))
+    any; where boxes of pages are copied, whole tiles."""
+    # The boxes of TMA have whole tiles, of which pages hold all rows.
+    whole = bool(kernel.boxes) and sizes.spec.cache == "paged"
+    tile = 1 if sizes.spec.mask.rule.keys_exact and not whole else int(kernel.constant("tile_kv"))
     queries = Side("q", sizes.len_q, max(sizes.len_q, 1))
-    return int(walk(sizes.spec.mask, sizes.batch, sizes.heads_kv, queries, Side("k", sizes.len_kv, tile)).rows.sum())
+    found = walk(sizes.spec.mask, sizes.batch, sizes.heads_kv, queries, Side("k", sizes.len_kv, tile))
+    return int(found.steps.sum()) * tile if whole else int(found.rows.sum())

@@ -19,9 +19,8 @@ _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
 #: Keys of a tile. A product of fewer would wait for Q, which it reads from shared memory.
 _KEYS = 64
 _STAGES = 2
-#: A warpgroup has half of the columns of O: whole panels, and no more than registers hold beside scores.
+#: A warpgroup has half of the columns of O: whole panels.
 _COLUMN_STEP = 2 * PANEL
-_MOST_COLUMNS = 512
 #: What a multiprocessor of an H200 computes in a nanosecond, measured.
 _PRODUCT_RATE = 4500
 #: Rings of K, of the halves of V, and of P.
@@ -35,13 +34,11 @@ def why_not_latent_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, a
     """Why this kernel does not take a spec, as a clause; None if it does."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes, takes_cache=True)) is not None:
         return reason
-    if spec.head_dim_v % _COLUMN_STEP or spec.head_dim_v > _MOST_COLUMNS:
+    if spec.head_dim_v % _COLUMN_STEP:
         return (
             f"two warpgroups split V in whole panels of {PANEL} columns, so head_dim_v must be a multiple of "
-            f"{_COLUMN_STEP} up to {_MOST_COLUMNS}, and it is {spec.head_dim_v}"
+            f"{_COLUMN_STEP}, and it is {spec.head_dim_v}"
         )
-    if (needed := _smem_of(spec).bytes) > arch.max_smem_per_block:
-        return f"tiles of head_dim {spec.head_dim} take {needed} bytes of shared memory"
     return None
 
 

@@ -72,14 +72,16 @@ def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
     q = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim))
     x = {"q": (QUERIES * q).astype(dtype)}
     if case.spec.qv:
-        x["qv"] = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim_v)).astype(dtype)
+        qv = random.standard_normal((batch, case.len_q, case.heads, case.spec.head_dim_v))
+        x["qv"] = (QUERIES * qv).astype(dtype)
     for name, dim in (("k", case.spec.head_dim), ("v", case.spec.head_dim_v)):
         x[name] = np.full((batch * pages, size, case.heads_kv, dim), np.nan, dtype)
         for b, length in enumerate(SEQLENS):
             place = np.arange(pads[b], length)
             values = random.standard_normal((len(place), case.heads_kv, dim)).astype(dtype)
             if name == "v" and case.infinite_value_from_end and len(values):
-                values[-case.infinite_value_from_end, :, 3] = np.nan
+                # In the columns of all warpgroups.
+                values[-case.infinite_value_from_end, :, 3::64] = np.nan
             x[name][table[b, place // size], place % size] = values
     for b, length in enumerate(SEQLENS):
         table[b, -(-length // size) :] = 2**31 - 1

@@ -44,6 +44,7 @@ EIGHT_BITS = AttentionSpec(64, dtype="e4m3", direction="forward")
 QUANTIZED = AttentionSpec(128, dtype="e4m3", out_dtype="fp16", scale_block=64, direction="forward")
 E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
 LATENT = AttentionSpec(16, head_dim_v=64, dtype="fp16", mask=causal(), direction="forward", cache="paged", qv=True)
+LATENT_SM90 = replace(LATENT, head_dim_v=128)
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: Sequences of two tiles and more, of one row, of no queries and of no keys. Some do not use all of their rows.
@@ -126,6 +127,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "latent": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1}),
     "latent, parts": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "splits": 3, "multiprocessors": 6}),
     "latent, non-finite value": (LATENT, (3, 0), {"heads": 48, "heads_kv": 1, "infinite_value_from_end": 1}),
+    "latent on Hopper": (LATENT_SM90, (3, 0), {"heads": 48, "heads_kv": 1, "arch": "sm_90a"}),
+    "latent on Hopper, non-finite value": (
+        LATENT_SM90,
+        (3, 0),
+        {"heads": 48, "heads_kv": 1, "infinite_value_from_end": 1, "arch": "sm_90a"},
+    ),
     # Two blocks of rows, and three of keys.
     "e4m3": (EIGHT_BITS, (100, 150), {"arch": "sm_89", "heads": 4, "batch": 2}),
     "e4m3, blocks": (replace(EIGHT_BITS, scale_block=64), (100, 150), {"arch": "sm_89", "heads": 4, "batch": 2}),
