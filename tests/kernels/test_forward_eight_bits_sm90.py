@@ -123,3 +123,49 @@ def test_many_small_probabilities_count_beside_a_large_one(way: str, above: floa
     k[:, at, :, 0] = above * dim**0.5 / 16
     spec = forward_spec(dim, dtype="e4m3")
     check(spec, expected_of(spec, q, k, v + 1), schedule=schedule)
+
+
+def run(q: Any, k: Any, v: Any, mask: Any, **scales: Any) -> Any:
+    """O of one head, by the kernel for Hopper on the emulator."""
+    spec = fg.AttentionSpec(64, dtype="e4m3", mask=mask, direction="forward")
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    eight_bits = spec.element.numpy()
+    return np.float32(kernel(*(x[None, :, None].astype(eight_bits) for x in (q, k, v)), **scales)[0][0, :, 0])
+
+
+def rows(seed: int, count: int, size: float = 1.0) -> Any:
+    return size * np.random.default_rng(seed).standard_normal((count, 64))
+
+
+def test_a_row_does_not_depend_on_the_other_rows_of_its_warp() -> None:
+    q, k, v = rows(0, 200, 2.0), rows(1, 700, 2.0), rows(2, 700)
+    others = q.copy()
+    others[1::2] = rows(3, 100, 6.0)
+    others[1] = np.nan
+    found, changed = run(q, k, v, fg.full()), run(others, k, v, fg.full())
+    assert (found[1::2] != changed[1::2]).any()
+    np.testing.assert_array_equal(found[::2], changed[::2])
+
+
+def test_a_forbidden_nan_changes_no_bit_of_other_rows() -> None:
+    q, k, v = rows(0, 900, 2.0), rows(1, 900, 2.0), rows(2, 900)
+    found = run(q, k, v, fg.causal())
+    v[-1] = np.nan
+    changed = run(q, k, v, fg.causal())
+    assert np.isnan(changed[-1]).all()
+    # The block with the value itself is multiplied another way.
+    np.testing.assert_array_equal(found[:640], changed[:640])
+    np.testing.assert_allclose(found[:-1], changed[:-1], atol=0.02)
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("mask", [fg.full(), fg.causal()])
+def test_blocks_of_zeros_attend_to_all_keys_alike(arch: str, mask: Any) -> None:
+    v = np.random.default_rng(0).standard_normal((1, 100, 1, 64)).astype(np.float16)
+    zeros = np.zeros_like(v)
+    spec = fg.AttentionSpec(64, dtype="e4m3", out_dtype="fp16", mask=mask, direction="forward", scale_block=64)
+    kernel = fg.build(spec, arch=arch, target="emulator")
+    codes = kernel.quantize(zeros, zeros, v)
+    found = kernel(*codes[:3], q_scale=codes[3], k_scale=codes[4], v_scale=codes[5])[0]
+    sums = v.cumsum(1) / np.arange(1, 101)[:, None, None] if mask == fg.causal() else v.mean(1, keepdims=True)
+    assert np.abs(found - sums).max() < 0.1

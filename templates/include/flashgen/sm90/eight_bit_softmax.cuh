@@ -6,8 +6,11 @@
 // this one becomes 2^kLargestPower. Exponentials, sums and O are then multiplied by the same factor. Most
 // blocks need none of it.
 //
-// Of a block that the mask cuts, a row may have few keys. So until a row's first whole block, each block may
-// raise its reference maximum before the exponentials are computed, which costs less.
+// Of a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
+// the exponentials are computed, which costs less.
+//
+// What raises a row's reference maximum depends on places and on the row alone. So a row has the same bits
+// whatever the other rows of its warp hold, and whether its tile is careful.
 #pragma once
 #include "flashgen/primitives_eight_bits.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
@@ -22,7 +25,12 @@ template <>
 constexpr float kRunningHeadroom<e4m3_t> = -8.0f;
 template <>
 constexpr float kMaxGrowth<e4m3_t> = 8.0f;
-// Sums are finite unless a logit exceeds the reference maximum by a hundred powers of two.
+// Exponentials that round to at least 448 are too large.
+constexpr float kTooLarge = 432.0f;
+// A logit may exceed the reference maximum by at most this many powers of two, so that exponentials and their
+// sums are finite. If one exceeds it by more, the row's sum becomes infinite and the tile is computed again,
+// where this raises the reference maximum first.
+constexpr float kCarefulGrowth = 110.0f, kLargestExponential = 0x1p110f;
 template <>
 constexpr float kLargestSum<e4m3_t> = 0x1p100f;
 
@@ -33,9 +41,8 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool is_cut) {
-    const bool rescales = Base::update_max(scores, logits, may_raise || anchored, is_cut);
-    Base::lacks_max |= anchored && is_cut;
-    return rescales;
+    return Base::update_rows(scores, logits, may_raise || anchored,
+                             !anchored || is_cut ? kMaxGrowth<e4m3_t> : kCarefulGrowth);
   }
 
   // `round` rounds the exponentials, and returns whether one may be too large. Returns whether the output
@@ -54,7 +61,7 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
   }
 
  private:
-  // Raises the reference maxima of rows with exponentials over 2^8.
+  // Raises the reference maxima of rows with exponentials that are too large.
   FLASHGEN_DEVICE void raise_maximum(Strip<columns>& exponentials, const Logits& logits, bool rescales) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -62,16 +69,16 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 #pragma unroll
       for (i32 i = h; i < columns / 4; i += 2)
         highest = maximum(highest, maximum(exponentials[2 * i], exponentials[2 * i + 1]));
-      // An infinite one stays infinite, and so does the row's sum: the tile is computed again.
       highest = row_maximum(highest);
-      highest = highest < 0x1p127f ? highest : 0x1p127f;
+      const bool fails = highest > kLargestExponential;
+      highest = fails ? kLargestExponential : highest;
       const float before = Base::rows.reference_max[h];
-      const bool is_new = highest > 0x1p8f;
+      const bool is_new = highest >= kTooLarge;
       const float reference =
           is_new ? before + logits.distance(log2_approx(highest) - kLargestPower) : before;
       const float factor = is_new ? exp2_approx(logits.powers(before - reference)) : 1.0f;
       Base::rows.reference_max[h] = reference;
-      Base::rows.sum[h] *= factor;
+      Base::rows.sum[h] = fails ? kInfinity : Base::rows.sum[h] * factor;
       Base::scores_scale[h] = rescales ? Base::scores_scale[h] * factor : factor;
 #pragma unroll
       for (i32 i = h; i < columns / 4; i += 2) {

@@ -26,6 +26,13 @@ FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
 
+// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
+// -inf would be NaN. Blocks of zeros have tiny scales.
+FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
+  const float factor = of_q * of_k;
+  return factor < 0x1p-100f ? 0x1p-100f : factor;
+}
+
 // `block` neighboring rows of a head share a scale; 0: all of them.
 template <i32 block>
 struct InputScales {
@@ -51,7 +58,7 @@ struct InputScales {
         input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head + key_block);
     const float of_v =
         input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
-    return {of_q * of_k, of_v};
+    return {logit_factor(of_q, of_k), of_v};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
 };
@@ -64,8 +71,9 @@ struct InputScales<0> {
   static constexpr bool differ_by_block = false;
 
   FLASHGEN_DEVICE static Factors of(const auto& p, const auto& tile, i32, i32) {
-    return {input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head) *
-            input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head)};
+    return {logit_factor(
+        input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head),
+        input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head))};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto& tile) {
     return p.v_factor *

@@ -64,8 +64,15 @@ struct RowSoftmax {
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
+    return update_rows(scores, logits, may_raise, growth);
+  }
+
+ protected:
+  // The same. Logits may exceed a reference maximum by `growth` powers of two.
+  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                   float growth) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -86,6 +93,7 @@ struct RowSoftmax {
     return may_raise;
   }
 
+ public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
