@@ -25,21 +25,21 @@
 //           987  What a softmax takes exponentials of.
 //          1016  What an online softmax keeps of each row from one tile of keys to the next.
 //          1054  The online softmax of a warpgroup's rows.
-//          1177  Writing a warpgroup's results to shared and global memory.
-//          1197  The results of a tile.
-//          1272  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1318  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1390  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1452  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1615  What 8-bit queries, keys and values are multiplied by.
-//          1634  The order in which persistent blocks draw tiles.
-//          1670  Which tile of queries a persistent block computes next.
-//          1703  The scheduler.
-//          1772  What happens to products Q K^T before the softmax.
-//          1793  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1877  O += P V.
-//          1914  The forward pass on Hopper.
-//          2293  The kernel: its configuration, parameters and text.
+//          1185  Writing a warpgroup's results to shared and global memory.
+//          1205  The results of a tile.
+//          1280  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1326  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1398  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1460  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1623  What 8-bit queries, keys and values are multiplied by.
+//          1642  The order in which persistent blocks draw tiles.
+//          1678  Which tile of queries a persistent block computes next.
+//          1711  The scheduler.
+//          1780  What happens to products Q K^T before the softmax.
+//          1801  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1885  O += P V.
+//          1922  The forward pass on Hopper.
+//          2301  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1107,8 +1107,15 @@ struct RowSoftmax {
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
+    return update_rows(scores, logits, may_raise, growth);
+  }
+
+ protected:
+  // The same. Logits may exceed a reference maximum by `growth` powers of two.
+  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                   float growth) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1129,6 +1136,7 @@ struct RowSoftmax {
     return may_raise;
   }
 
+ public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};

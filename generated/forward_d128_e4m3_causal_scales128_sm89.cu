@@ -25,7 +25,7 @@
 //          1103  Instructions, one per function: eight_bits.
 //          1133  Sequences of different lengths, packed.
 //          1171  What the forward kernel needs for 8-bit queries, keys and values.
-//          1342  The kernel: its configuration, parameters and text.
+//          1346  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1328,8 +1328,12 @@ struct InputScales {
     }
   }
 
-  // The factor of products of queries and keys whose first rows these are.
-  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const { return q.at(row) * k.at(key); }
+  // The factor of products of queries and keys whose first rows these are. It is not 0, because 0 times a
+  // forbidden logit of -inf would be NaN. Blocks of zeros have tiny scales.
+  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const {
+    const float factor = q.at(row) * k.at(key);
+    return factor < 0x1p-100f ? 0x1p-100f : factor;
+  }
 
  private:
   FLASHGEN_DEVICE static RowScales<block> of_head(const float* scales, i64 offset) {

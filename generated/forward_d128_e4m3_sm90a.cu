@@ -25,25 +25,25 @@
 //          1057  What a softmax takes exponentials of.
 //          1086  What an online softmax keeps of each row from one tile of keys to the next.
 //          1124  The online softmax of a warpgroup's rows.
-//          1239  Writing a warpgroup's results to shared and global memory.
-//          1259  The results of a tile.
-//          1334  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1380  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1452  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1514  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1690  What 8-bit queries, keys and values are multiplied by.
-//          1745  The order in which persistent blocks draw tiles.
-//          1781  Which tile of queries a persistent block computes next.
-//          1814  The scheduler.
-//          1883  What happens to products Q K^T before the softmax.
-//          1904  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1974  The forward pass on Hopper.
-//          2377  Instructions, one per function: eight_bits.
-//          2407  The online softmax of e4m3 probabilities.
-//          2489  The transposers.
-//          2571  O += P V for e4m3 values.
-//          2725  Positions in rings whose number of slots is no power of two.
-//          2749  The kernel: its configuration, parameters and text.
+//          1247  Writing a warpgroup's results to shared and global memory.
+//          1267  The results of a tile.
+//          1342  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1388  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1460  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1522  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1698  What 8-bit queries, keys and values are multiplied by.
+//          1761  The order in which persistent blocks draw tiles.
+//          1797  Which tile of queries a persistent block computes next.
+//          1830  The scheduler.
+//          1899  What happens to products Q K^T before the softmax.
+//          1920  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1990  The forward pass on Hopper.
+//          2393  Instructions, one per function: eight_bits.
+//          2423  The online softmax of e4m3 probabilities.
+//          2512  The transposers.
+//          2594  O += P V for e4m3 values.
+//          2748  Positions in rings whose number of slots is no power of two.
+//          2772  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1177,8 +1177,15 @@ struct RowSoftmax {
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
+    return update_rows(scores, logits, may_raise, growth);
+  }
+
+ protected:
+  // The same. Logits may exceed a reference maximum by `growth` powers of two.
+  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                   float growth) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1199,6 +1206,7 @@ struct RowSoftmax {
     return may_raise;
   }
 
+ public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
@@ -1700,6 +1708,13 @@ FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
 
+// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
+// -inf would be NaN. Blocks of zeros have tiny scales.
+FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
+  const float factor = of_q * of_k;
+  return factor < 0x1p-100f ? 0x1p-100f : factor;
+}
+
 // `block` neighboring rows of a head share a scale; 0: all of them.
 template <i32 block>
 struct InputScales {
@@ -1720,7 +1735,7 @@ struct InputScales {
         input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head + key_block);
     const float of_v =
         input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
-    return {of_q * of_k, of_v};
+    return {logit_factor(of_q, of_k), of_v};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
 };
@@ -1733,8 +1748,9 @@ struct InputScales<0> {
   static constexpr bool differ_by_block = false;
 
   FLASHGEN_DEVICE static Factors of(const auto& p, const auto& tile, i32, i32) {
-    return {input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head) *
-            input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head)};
+    return {logit_factor(
+        input_scale(p.q_scale, tile.sequence * p.q_scale_batch + tile.head * p.q_scale_head),
+        input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head))};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto& tile) {
     return p.v_factor *
@@ -2413,8 +2429,11 @@ FLASHGEN_DEVICE u32 pack_four(e4m3_t, float a, float b, float c, float d) {
 // this one becomes 2^kLargestPower. Exponentials, sums and O are then multiplied by the same factor. Most
 // blocks need none of it.
 //
-// Of a block that the mask cuts, a row may have few keys. So until a row's first whole block, each block may
-// raise its reference maximum before the exponentials are computed, which costs less.
+// Of a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
+// the exponentials are computed, which costs less.
+//
+// What raises a row's reference maximum depends on places and on the row alone. So a row has the same bits
+// whatever the other rows of its warp hold, and whether its tile is careful.
 
 namespace flashgen {
 
@@ -2426,7 +2445,12 @@ template <>
 constexpr float kRunningHeadroom<e4m3_t> = -8.0f;
 template <>
 constexpr float kMaxGrowth<e4m3_t> = 8.0f;
-// Sums are finite unless a logit exceeds the reference maximum by a hundred powers of two.
+// Exponentials that round to at least 448 are too large.
+constexpr float kTooLarge = 432.0f;
+// A logit may exceed the reference maximum by at most this many powers of two, so that exponentials and their
+// sums are finite. If one exceeds it by more, the row's sum becomes infinite and the tile is computed again,
+// where this raises the reference maximum first.
+constexpr float kCarefulGrowth = 110.0f, kLargestExponential = 0x1p110f;
 template <>
 constexpr float kLargestSum<e4m3_t> = 0x1p100f;
 
@@ -2437,9 +2461,8 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool is_cut) {
-    const bool rescales = Base::update_max(scores, logits, may_raise || anchored, is_cut);
-    Base::lacks_max |= anchored && is_cut;
-    return rescales;
+    return Base::update_rows(scores, logits, may_raise || anchored,
+                             !anchored || is_cut ? kMaxGrowth<e4m3_t> : kCarefulGrowth);
   }
 
   // `round` rounds the exponentials, and returns whether one may be too large. Returns whether the output
@@ -2458,7 +2481,7 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
   }
 
  private:
-  // Raises the reference maxima of rows with exponentials over 2^8.
+  // Raises the reference maxima of rows with exponentials that are too large.
   FLASHGEN_DEVICE void raise_maximum(Strip<columns>& exponentials, const Logits& logits, bool rescales) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -2466,16 +2489,16 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 #pragma unroll
       for (i32 i = h; i < columns / 4; i += 2)
         highest = maximum(highest, maximum(exponentials[2 * i], exponentials[2 * i + 1]));
-      // An infinite one stays infinite, and so does the row's sum: the tile is computed again.
       highest = row_maximum(highest);
-      highest = highest < 0x1p127f ? highest : 0x1p127f;
+      const bool fails = highest > kLargestExponential;
+      highest = fails ? kLargestExponential : highest;
       const float before = Base::rows.reference_max[h];
-      const bool is_new = highest > 0x1p8f;
+      const bool is_new = highest >= kTooLarge;
       const float reference =
           is_new ? before + logits.distance(log2_approx(highest) - kLargestPower) : before;
       const float factor = is_new ? exp2_approx(logits.powers(before - reference)) : 1.0f;
       Base::rows.reference_max[h] = reference;
-      Base::rows.sum[h] *= factor;
+      Base::rows.sum[h] = fails ? kInfinity : Base::rows.sum[h] * factor;
       Base::scores_scale[h] = rescales ? Base::scores_scale[h] * factor : factor;
 #pragma unroll
       for (i32 i = h; i < columns / 4; i += 2) {

@@ -26,25 +26,25 @@
 //           998  What a softmax takes exponentials of.
 //          1029  What an online softmax keeps of each row from one tile of keys to the next.
 //          1067  The online softmax of a warpgroup's rows.
-//          1190  Writing a warpgroup's results to shared and global memory.
-//          1210  The results of a tile.
-//          1295  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1341  Walking over the tiles that a mask does not rule out.
-//          1397  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1499  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1561  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1728  What 8-bit queries, keys and values are multiplied by.
-//          1747  The order in which persistent blocks draw tiles.
-//          1783  Which tile of queries a persistent block computes next.
-//          1816  The scheduler.
-//          1885  Scores.
-//          1942  What happens to products Q K^T before the softmax.
-//          1993  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          2077  O += P V.
-//          2114  The forward pass on Hopper.
-//          2492  What the printed text of a mask or score is made of.
-//          2678  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2786  The kernel: its configuration, parameters and text.
+//          1198  Writing a warpgroup's results to shared and global memory.
+//          1218  The results of a tile.
+//          1303  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1349  Walking over the tiles that a mask does not rule out.
+//          1405  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1507  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1569  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1736  What 8-bit queries, keys and values are multiplied by.
+//          1755  The order in which persistent blocks draw tiles.
+//          1791  Which tile of queries a persistent block computes next.
+//          1824  The scheduler.
+//          1893  Scores.
+//          1950  What happens to products Q K^T before the softmax.
+//          2001  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          2085  O += P V.
+//          2122  The forward pass on Hopper.
+//          2500  What the printed text of a mask or score is made of.
+//          2686  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2794  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1120,8 +1120,15 @@ struct RowSoftmax {
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
+    return update_rows(scores, logits, may_raise, growth);
+  }
+
+ protected:
+  // The same. Logits may exceed a reference maximum by `growth` powers of two.
+  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                   float growth) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1142,6 +1149,7 @@ struct RowSoftmax {
     return may_raise;
   }
 
+ public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};

@@ -25,21 +25,21 @@
 //           968  What a softmax takes exponentials of.
 //           997  What an online softmax keeps of each row from one tile of keys to the next.
 //          1035  The online softmax of a warpgroup's rows.
-//          1148  Writing a warpgroup's results to shared and global memory.
-//          1168  The results of a tile.
-//          1243  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1289  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1361  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1423  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1586  What 8-bit queries, keys and values are multiplied by.
-//          1605  The order in which persistent blocks draw tiles.
-//          1641  Which tile of queries a persistent block computes next.
-//          1674  The scheduler.
-//          1743  What happens to products Q K^T before the softmax.
-//          1764  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1834  O += P V.
-//          1868  The forward pass on Hopper.
-//          2233  The kernel: its configuration, parameters and text.
+//          1156  Writing a warpgroup's results to shared and global memory.
+//          1176  The results of a tile.
+//          1251  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1297  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1369  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1431  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1594  What 8-bit queries, keys and values are multiplied by.
+//          1613  The order in which persistent blocks draw tiles.
+//          1649  Which tile of queries a persistent block computes next.
+//          1682  The scheduler.
+//          1751  What happens to products Q K^T before the softmax.
+//          1772  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1842  O += P V.
+//          1876  The forward pass on Hopper.
+//          2241  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1088,8 +1088,15 @@ struct RowSoftmax {
   // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/) {
+    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
+    return update_rows(scores, logits, may_raise, growth);
+  }
+
+ protected:
+  // The same. Logits may exceed a reference maximum by `growth` powers of two.
+  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
+                                   float growth) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - headroom;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       float highest = -kInfinity;
@@ -1110,6 +1117,7 @@ struct RowSoftmax {
     return may_raise;
   }
 
+ public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
