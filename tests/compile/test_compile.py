@@ -73,7 +73,9 @@ ADA = """
   halves_of(e4m3_t{}, r4[0], halves[0], halves[1]);
   r4[0] = halves[0] ^ halves[1];
   mma_m16n8k32(e4m3_t{}, d, r4, r2);
+  mma_m16n8k32_batched(e4m3_t{}, d, r4, r2);
   mma_m16n8k32(e5m2_t{}, d, r4, r2);
+  r4[1] = pack_four(e4m3_t{}, d[0], d[1], d[2], d[3]);
 """
 HOPPER = """
   reduce_add_x4(out, d);
@@ -124,6 +126,7 @@ WARPGROUP = """
   const u32 registers[4][4] = { {r4[0]}, {r4[1]}, {r4[2]}, {r4[3]} };
   wgmma_ss_first_four<half_t, 64>(accumulators, operands, operands);
   wgmma_ss_four<half_t, 64>(accumulators, operands, operands);
+  wgmma_rs_first_four<e4m3_t, 64>(accumulators, registers, operands);
   wgmma_rs_four<bfloat16_t, 64>(accumulators, registers, operands, thread_idx() < 0);
   wgmma_commit();
   wgmma_wait<0>();

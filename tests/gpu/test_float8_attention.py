@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import flashgen as fg
-from flashgen.compat import flash_attn_interface
 
 torch = pytest.importorskip("torch")
+from flashgen.compat import flash_attn_interface  # noqa: E402
 
 DEVICE = "cuda"
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]

@@ -280,6 +280,7 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
         "clear_gaps",
         "finish",
         "repair",
+        "quantize",
     }
     assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32", "e4m3"}
     assert {made.spec.scale_block for made in plans} == {None, 64, 128}
