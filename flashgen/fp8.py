@@ -103,6 +103,7 @@ def _attend_arrays(
     framework, dtype = framework_of(q), dtype_name(str(q.dtype))
     if dtype not in EIGHT_BIT_OUTPUTS:
         raise ArgumentError(f"q is {dtype}; convert it: fp8_attention quantizes float16 and bfloat16")
+    scale = None if scale is None else check_scale(scale)
     spec = AttentionSpec(
         q.shape[-1],
         head_dim_v=v.shape[-1],
@@ -116,7 +117,6 @@ def _attend_arrays(
     )
     kernel = build(spec, target="emulator" if framework.name == "NumPy" else "gpu")
     codes = kernel.quantize(q, k, v, rotate=rotate, sequences=sequences)
-    scale = None if scale is None else check_scale(scale)
     scales = {name: getattr(codes, name) for name in ("q_scale", "k_scale", "v_scale")}
     out, lse = kernel(codes.q, codes.k, codes.v, scale=scale, sequences=sequences, **scales)
     return out, lse
@@ -136,7 +136,7 @@ def _is_torch(x: Any) -> bool:
 
 
 def _swapped(x: Any) -> Any:
-    """Lengths and heads in each other's place; only torch calls that a transposition of two dimensions."""
+    """Lengths and heads in each other's place; only torch's ``transpose`` swaps two dimensions."""
     return x.transpose(-3, -2) if _is_torch(x) else x.swapaxes(-3, -2)
 
 

@@ -155,3 +155,12 @@ def test_head_dims_that_no_kernel_takes_are_refused() -> None:
     q, k, v = (normal(i, 1, 9, 1, 40) for i in range(3))
     with pytest.raises(fg.SpecError, match="head_dim=40 and dtype='e4m3' need a multiple of 16; pad the heads"):
         fg.fp8_attention(q, k, v)
+
+
+def test_a_bad_scale_is_refused_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[Any] = []
+    monkeypatch.setattr(fg.Kernel, "quantize", lambda *given, **_: launches.append(given))
+    q, k, v = (normal(i, 1, 9, 1, 64) for i in range(3))
+    with pytest.raises(fg.ArgumentError, match=r"scale=0\.0 must be a finite number above 0"):
+        fg.fp8_attention(q, k, v, scale=0.0)
+    assert not launches

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from flashgen.plan.algorithm import why_not_fa3
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.model.plans import KernelPlan, Role
 from flashgen.render.layout import COLUMN_LIMIT
 from flashgen.spec.text.command import rebuild_command
@@ -98,13 +99,24 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
         return
     consumers = int(values.get("consumers", 0)) or int(values["warps"]) // 4
     verb = "computes" if consumers == 1 else "compute"
-    adds = ", two add dQ to its sum in order, and one finishes it" if plan.adds_in_order else ""
-    adds = ", and three finish dQ" if plan.sums else adds
-    adds = " and one chooses which ones" if plan.role == "forward" else adds
+    others, registers = _other_warps(plan), values["producer_registers"]
     yield (
-        f"of 1 warpgroup one warp brings tiles{adds} ({values['producer_registers']} registers a thread); "
+        f"of 1 warpgroup one warp brings tiles{others} ({registers} registers a thread); "
         f"{consumers} {verb}, {owned} ({values['consumer_registers']})"
     )
+
+
+def _other_warps(plan: KernelPlan) -> str:
+    """What the other warps of the producer's warpgroup do."""
+    if plan.role in ("forward", PREFILL):
+        if plan.spec.element.is_eight_bit:
+            return ", one chooses which ones, and two transpose V"
+        if plan.spec.cache == "paged":
+            return " of Q and K, one brings those of V, and one chooses which ones"
+        return " and one chooses which ones"
+    if plan.sums:
+        return ", and three finish dQ"
+    return ", two add dQ to its sum in order, and one finishes it" if plan.adds_in_order else ""
 
 
 def _reasons(plan: KernelPlan) -> Iterator[str]:

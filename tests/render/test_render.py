@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.errors import CompileError
 from flashgen.plan import plan
-from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap, SmemRegion
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role, SmemMap, SmemRegion
 from flashgen.render import render, render_afresh, templates_dir
 from flashgen.render.summary import summary
 from flashgen.spec import AttentionSpec, Schedule, causal, full
@@ -98,6 +98,19 @@ def test_the_header_tells_what_warpgroups_do_and_which_tiles_blocks_take() -> No
     assert "head and batch entry; they start while the grid before them ends, and wait for it" in two
     three = header(AttentionSpec(64, mask=full(), direction="forward"), Schedule(registers=(32, 160)))
     assert f"{roles} (32 registers a thread); 3 compute, 64 queries each" in three
+
+
+def test_the_header_names_the_warps_that_transpose_or_load_values() -> None:
+    def roles(role: Role, spec: AttentionSpec) -> str:
+        return " ".join(" ".join(summary(plan(spec, None, "sm_90a").kernel(role))).split())
+
+    one = "roles of 1 warpgroup one warp brings tiles"
+    eight_bits = roles("forward", AttentionSpec(128, dtype="e4m3", direction="forward"))
+    assert f"{one}, one chooses which ones, and two transpose V (" in eight_bits
+    paged = roles("prefill", AttentionSpec(128, direction="forward", cache="paged"))
+    assert f"{one} of Q and K, one brings those of V, and one chooses which ones (" in paged
+    contiguous = roles("prefill", AttentionSpec(128, direction="forward", cache="contiguous"))
+    assert f"{one} and one chooses which ones (" in contiguous
 
 
 def test_the_header_says_why_hopper_runs_the_older_algorithm() -> None:

@@ -138,3 +138,13 @@ def test_arrays_of_two_libraries_are_refused(emulated: Any, inputs: Any) -> None
     q, k, v = plain(inputs(dim=16))
     with pytest.raises(fg.ArgumentError, match="k is a ndarray"):
         fg.fp8_attention(q, k.numpy(), v)
+
+
+def test_a_bad_scale_is_refused_before_anything_is_launched(
+    emulated: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[Any] = []
+    monkeypatch.setattr("flashgen.torch.operators.quantized.run", lambda *given: launches.append(given))
+    with pytest.raises(fg.ArgumentError, match=r"scale=0\.0 must be a finite number above 0"):
+        fg.fp8_attention(*plain(inputs(dim=32)), scale=0.0)
+    assert not launches

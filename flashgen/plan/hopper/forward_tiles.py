@@ -206,7 +206,7 @@ def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
 def eight_bits_overlap(spec: AttentionSpec) -> bool:
     """Whether S of the next step has registers beside an 8-bit product and O.
 
-    Masks that are more than a band and scores take these registers, except of narrow heads.
+    Scores, and masks other than a band, take them, unless heads are narrow.
     """
     narrow, wide = spec.head_dim_v <= _NARROW_VALUES, spec.head_dim_v > PARTED_VALUES
     takes_registers = wide or (not narrow and (is_block_sparse(spec) or changes_scores(spec)))

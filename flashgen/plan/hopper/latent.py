@@ -21,7 +21,7 @@ _KEYS = 64
 _STAGES = 2
 #: A warpgroup has half of the columns of O: whole panels.
 _COLUMN_STEP = 2 * PANEL
-#: What a multiprocessor of an H200 computes in a nanosecond, measured.
+#: Floating-point operations of an H200's multiprocessor in a nanosecond, measured; a multiply-add counts as 2.
 _PRODUCT_RATE = 4500
 #: Rings of K, of the halves of V, and of P.
 _RINGS = 4

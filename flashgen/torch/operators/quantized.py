@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.errors import ArgumentError
+from flashgen.launch.call.arguments import check_scale
 from flashgen.launch.call.batched_launch import Part, run
 from flashgen.launch.quantizer import Quantized
 from flashgen.spec import Sequences
@@ -73,6 +74,7 @@ def _attend(q: Any, k: Any, v: Any, program: Program, captured: Sequence[Any], o
     block, scale, rotate, sequences = options
     kernel = quantizing_kernel_for(q, v, program, block, packed=sequences is not None)
     check_tensors(program.names, tuple(captured), q.device)
+    scale = None if scale is None else check_scale(scale)
     executor, tensors = kernel.executor, dict(zip(program.names, captured, strict=True)) or None
     assert executor.quantize is not None, "a kernel with blocks of scales"
     quantizing = executor.quantize.find(q, k, v, rotate, sequences, None)

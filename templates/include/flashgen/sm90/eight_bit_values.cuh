@@ -34,9 +34,12 @@ struct EightBitValues {
   static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
   static constexpr bool overlaps_steps = overlaps;
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
+  // Registers for S, P, a product and O, of the 232 of a thread. Addresses, masks and sums take the others.
+  static constexpr i32 kOperandRegisters = 200;
   // Whether P of two steps have registers of their own, beside S, a product and O.
   static constexpr bool has_two_operands =
-      overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
+      overlaps && overlaps_own_products &&
+      cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= kOperandRegisters;
   // Whether exponentials may be too large to be rounded.
   static constexpr bool has_range = true;
   static constexpr bool takes_turns = false;

@@ -23,7 +23,9 @@ struct BoxCoordinates {
 // How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
+  static_assert(paged || (tile & (tile - 1)) == 0, "without pages a tile is one box");
+
+  // A box has 1 << shift rows. `existing` are the boxes that hold a readable key; without pages it is unused.
   i32 shift;
   Range existing;
 

@@ -11,8 +11,8 @@ namespace flashgen {
 constexpr i32 kFirstTransposer = 2;
 constexpr i32 kTransposers = 2;
 
-// Blocks of 32 keys and 16 columns that a warp reads before it writes any: one that it reads later must wait
-// for those that it wrote. These are its share of a panel. More would take more registers than it has.
+// Blocks of 32 keys and 16 columns that a warp reads before it writes any, because a read after a write waits
+// for the write. Four are its share of a panel; registers hold no more.
 constexpr i32 kTransposedTogether = 4;
 
 // One warp's share of the transpose of `from`: every kTransposers-th sixteen columns.
@@ -28,11 +28,11 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
   constexpr i32 chunks = From::cols / 16;
   const bool is_odd = thread.lane >= 16;
   const u32 first_bytes = is_odd ? 0x7531u : 0x6420u, second_bytes = is_odd ? 0x6420u : 0x7531u;
-  // The row of V^T, among sixteen, and the sixteen keys, among two, whose address this lane gives to
+  // The row of V^T, among sixteen, and the group of sixteen keys, among two, whose address this lane gives to
   // stmatrix.
-  const i32 j = thread.lane % 8, row = 2 * j + (j / 4 ^ thread.lane / 8 % 2), sixteen = thread.lane / 16;
+  const i32 j = thread.lane % 8, row = 2 * j + (j / 4 ^ thread.lane / 8 % 2), key_group = thread.lane / 16;
   // The lane's addresses for the first block. Others differ in bits of the swizzle and by constants.
-  const u32 source = from.chunk_at(thread.lane, share), target = to.chunk_at(16 * share + row, sixteen);
+  const u32 source = from.chunk_at(thread.lane, share), target = to.chunk_at(16 * share + row, key_group);
   // Unrolling would take more registers than the warpgroup has.
 #pragma unroll 1
   for (i32 panel = 0; panel < From::panels; ++panel) {
@@ -71,7 +71,8 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
 // Transposes all blocks that the producer loads.
 template <class Shared>
 FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
-  // Both rings have as many slots, and each block fills one of each.
+  // Both rings have as many slots, and each block fills one of each. All lanes may wait: no phase that they
+  // wait for can be followed by another one before this warp arrives.
   for (typename Shared::VRing::State at;; at.advance()) {
     shared.loaded_v_ring().wait_full(at);
     if (shared.is_end(at.slot()) != 0) return;

@@ -25,7 +25,7 @@ struct SixteenBitValues {
   static constexpr bool has_range = false;
   // Whether consumers issue products in turn.
   static constexpr bool takes_turns = true;
-  // Whether the first product of a tile adds to O, which is then 0.
+  // Whether store() clears O, and the first product of a tile adds to it.
   static constexpr bool begins_with_zero = false;
 
   template <class Logits>
