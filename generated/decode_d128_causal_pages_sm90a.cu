@@ -37,14 +37,14 @@
 //          1723  P V of a block that the mask cuts, where V may hold NaN or infinity.
 //          1807  Which keys, and which tiles of them, the rows of an item may attend to.
 //          1858  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1912  Walking over the tiles that a mask does not rule out.
-//          1947  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1995  Which tiles of keys a block works on.
-//          2217  What a block computes of an item.
-//          2281  What Hopper's decode kernels have in common.
-//          2354  The online softmax of a warpgroup's rows.
-//          2378  Attention of few new tokens to a cache, on Hopper.
-//          2537  The kernel: its configuration, parameters and text.
+//          1914  Walking over the tiles that a mask does not rule out.
+//          1949  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1997  Which tiles of keys a block works on.
+//          2219  What a block computes of an item.
+//          2283  What Hopper's decode kernels have in common.
+//          2356  The online softmax of a warpgroup's rows.
+//          2380  Attention of few new tokens to a cache, on Hopper.
+//          2539  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -1876,7 +1876,9 @@ struct BoxCoordinates {
 // How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
+  static_assert(paged || (tile & (tile - 1)) == 0, "without pages a tile is one box");
+
+  // A box has 1 << shift rows. `existing` are the boxes that hold a readable key; without pages it is unused.
   i32 shift;
   Range existing;
 

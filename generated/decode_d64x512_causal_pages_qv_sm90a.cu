@@ -39,16 +39,16 @@
 //          1597  P V of a block that the mask cuts, where V may hold NaN or infinity.
 //          1681  Which keys, and which tiles of them, the rows of an item may attend to.
 //          1732  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1786  Walking over the tiles that a mask does not rule out.
-//          1821  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1869  Which tiles of keys a block works on.
-//          2091  What a block computes of an item.
-//          2155  What Hopper's decode kernels have in common.
-//          2228  S = Q K^T and O += P V of the forward kernel.
-//          2294  The online softmax of a warpgroup's rows.
-//          2320  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
-//          2351  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2694  The kernel: its configuration, parameters and text.
+//          1788  Walking over the tiles that a mask does not rule out.
+//          1823  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1871  Which tiles of keys a block works on.
+//          2093  What a block computes of an item.
+//          2157  What Hopper's decode kernels have in common.
+//          2230  S = Q K^T and O += P V of the forward kernel.
+//          2296  The online softmax of a warpgroup's rows.
+//          2322  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2353  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2696  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -1750,7 +1750,9 @@ struct BoxCoordinates {
 // How tiles of keys are cut into boxes. Where keys lie in pages, a box is a part of one.
 template <i32 tile, bool paged>
 struct KeyBoxes {
-  // A box has 1 << shift rows. With pages, `existing` are the boxes that hold a readable key.
+  static_assert(paged || (tile & (tile - 1)) == 0, "without pages a tile is one box");
+
+  // A box has 1 << shift rows. `existing` are the boxes that hold a readable key; without pages it is unused.
   i32 shift;
   Range existing;
 

@@ -4,8 +4,8 @@
 // rebuild  flashgen build --head-dim 128 --dtype e4m3 --forward-only --out-dtype bf16 --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 128, tile_kv 128, stages 3, q_stages 2, 384 threads
-// roles    of 1 warpgroup one warp brings tiles and one chooses which ones (40 registers a thread); 2
-//          compute, 64 queries each (232)
+// roles    of 1 warpgroup one warp brings tiles, one chooses which ones, and two transpose V (40 registers a
+//          thread); 2 compute, 64 queries each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
@@ -41,9 +41,9 @@
 //          2393  Instructions, one per function: eight_bits.
 //          2423  The online softmax of e4m3 probabilities.
 //          2512  The transposers.
-//          2594  O += P V for e4m3 values.
-//          2748  Positions in rings whose number of slots is no power of two.
-//          2772  The kernel: its configuration, parameters and text.
+//          2595  O += P V for e4m3 values.
+//          2752  Positions in rings whose number of slots is no power of two.
+//          2776  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -2517,8 +2517,8 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 constexpr i32 kFirstTransposer = 2;
 constexpr i32 kTransposers = 2;
 
-// Blocks of 32 keys and 16 columns that a warp reads before it writes any: one that it reads later must wait
-// for those that it wrote. These are its share of a panel. More would take more registers than it has.
+// Blocks of 32 keys and 16 columns that a warp reads before it writes any, because a read after a write waits
+// for the write. Four are its share of a panel; registers hold no more.
 constexpr i32 kTransposedTogether = 4;
 
 // One warp's share of the transpose of `from`: every kTransposers-th sixteen columns.
@@ -2534,11 +2534,11 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
   constexpr i32 chunks = From::cols / 16;
   const bool is_odd = thread.lane >= 16;
   const u32 first_bytes = is_odd ? 0x7531u : 0x6420u, second_bytes = is_odd ? 0x6420u : 0x7531u;
-  // The row of V^T, among sixteen, and the sixteen keys, among two, whose address this lane gives to
+  // The row of V^T, among sixteen, and the group of sixteen keys, among two, whose address this lane gives to
   // stmatrix.
-  const i32 j = thread.lane % 8, row = 2 * j + (j / 4 ^ thread.lane / 8 % 2), sixteen = thread.lane / 16;
+  const i32 j = thread.lane % 8, row = 2 * j + (j / 4 ^ thread.lane / 8 % 2), key_group = thread.lane / 16;
   // The lane's addresses for the first block. Others differ in bits of the swizzle and by constants.
-  const u32 source = from.chunk_at(thread.lane, share), target = to.chunk_at(16 * share + row, sixteen);
+  const u32 source = from.chunk_at(thread.lane, share), target = to.chunk_at(16 * share + row, key_group);
   // Unrolling would take more registers than the warpgroup has.
 #pragma unroll 1
   for (i32 panel = 0; panel < From::panels; ++panel) {
@@ -2577,7 +2577,8 @@ FLASHGEN_DEVICE void transpose_share(From from, To to, i32 share, Thread thread)
 // Transposes all blocks that the producer loads.
 template <class Shared>
 FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
-  // Both rings have as many slots, and each block fills one of each.
+  // Both rings have as many slots, and each block fills one of each. All lanes may wait: no phase that they
+  // wait for can be followed by another one before this warp arrives.
   for (typename Shared::VRing::State at;; at.advance()) {
     shared.loaded_v_ring().wait_full(at);
     if (shared.is_end(at.slot()) != 0) return;
@@ -2620,9 +2621,12 @@ struct EightBitValues {
   static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
   static constexpr bool overlaps_steps = overlaps;
   static constexpr bool overlaps_own_products = cfg.consumers == 2;
+  // Registers for S, P, a product and O, of the 232 of a thread. Addresses, masks and sums take the others.
+  static constexpr i32 kOperandRegisters = 200;
   // Whether P of two steps have registers of their own, beside S, a product and O.
   static constexpr bool has_two_operands =
-      overlaps && overlaps_own_products && cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= 200;
+      overlaps && overlaps_own_products &&
+      cfg.tile_kv / 2 + 2 * cfg.tile_kv / 8 + cfg.head_dim_v <= kOperandRegisters;
 
   template <class Logits>
   using Softmax = EightBitSoftmax<cfg.tile_kv, cfg.anchored, Logits>;
