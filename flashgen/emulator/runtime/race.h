@@ -12,23 +12,11 @@
 namespace flashgen::emu {
 
 inline const char* name_of(How how) {
-  constexpr const char* names[] = {"load",
-                                   "store",
-                                   "ldmatrix",
-                                   "cp.async",
-                                   "cp.async (its source)",
-                                   "reduce_add",
-                                   "stmatrix",
-                                   "atomic_add",
-                                   "atomic_inc",
-                                   "atomic_or",
-                                   "load_acquire",
-                                   "store_release",
-                                   "wgmma",
-                                   "bulk load",
-                                   "bulk copy (its source)",
-                                   "bulk store",
-                                   "bulk reduce_add"};
+  constexpr const char* names[] = {
+      "load",         "store",          "ldmatrix",   "cp.async",   "cp.async (its source)",
+      "reduce_add",   "stmatrix",       "atomic_add", "atomic_inc", "atomic_or",
+      "load_acquire", "store_release",  "wgmma",      "bulk load",  "bulk copy (its source)",
+      "bulk store",   "bulk reduce_add"};
   return names[static_cast<int>(how)];
 }
 
