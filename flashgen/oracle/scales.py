@@ -13,7 +13,7 @@ from flashgen.spec import AttentionSpec
 
 
 class Scales(TypedDict, total=False):
-    """The arguments of a call. What is missing or None is 1."""
+    """The scales of a call. A scale that is left out, or None, is 1."""
 
     q_scale: Any
     k_scale: Any

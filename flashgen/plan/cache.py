@@ -157,6 +157,7 @@ def _row_kernel(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> Kernel
         expressions=None,
         min_blocks=1,
         boxes=(),
+        product_columns=(),
         overlaps_predecessor=False,
         grid_over="q",
         grid_heads="q",

@@ -13,10 +13,9 @@ from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.tally import OutputReport, Tally
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
-#: Some specs need more arguments. ``captured=`` has captured tensors by name. ``dropout=`` says which pairs to drop.
-#: With packed sequences all arrays are packed, and ``sequences=`` says how. With a cache, k and v are the cache, and
-#: ``cache=`` says what is in it. ``qv=`` is the second query of a spec with ``qv=True``. ``dlse=`` is the gradient of
-#: LSE. 8-bit arrays have ``q_scale=``, ``k_scale=`` and ``v_scale=``.
+#: Some specs need keyword arguments: ``captured`` (tensors by name), ``dropout``, ``sequences`` (where packed arrays
+#: are cut), ``cache`` (lengths and pages, where k and v are a cache), ``qv`` (the second query), ``dlse`` (the gradient
+#: of LSE), and ``q_scale``, ``k_scale`` and ``v_scale`` of 8-bit arrays.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]

@@ -56,6 +56,7 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         is_persistent=False,
         overlaps_predecessor=False,
         boxes=(),
+        product_columns=(),
         refuses_spills=False,
         reasons=(),
         switches=frozenset(),

@@ -51,7 +51,9 @@ def merged_parts(tile_time: float, columns: int) -> int:
 
 
 def min_units(decode: KernelPlan, tiles: int, rows: int) -> int:
-    """How many units a block gets at least, where an item has so many tiles of keys and rows: as the kernel has it.
+    """How many units a block gets at least, where an item has ``rows`` rows and ``tiles`` tiles of keys.
+
+    min_units() in scheduler.cuh computes the same.
 
     Parts of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
     where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
@@ -83,13 +85,13 @@ def part_tiles(decode: KernelPlan, problem: Problem, splits: int, *, batch_invar
     return -(-_key_tiles(decode, problem) // splits) if splits else 0
 
 
-def partial_count(decode: KernelPlan, problem: Problem, parts_of: int, blocks: int) -> int:
-    """How many parts the workspace holds: ``parts_of`` are the tiles of a part, ``blocks`` those of the grid."""
-    if not parts_of:
+def partial_count(decode: KernelPlan, problem: Problem, tiles_of_part: int, blocks: int) -> int:
+    """How many parts the workspace holds. With 0 ``tiles_of_part`` the grid's ``blocks`` share all tiles equally."""
+    if not tiles_of_part:
         return 2 * blocks
     team = team_size(decode, problem, blocks)
     items = problem.batch * problem.heads_kv * team * -(-row_tiles(decode, problem) // team)
-    return items * -(-_key_tiles(decode, problem) // parts_of)
+    return items * -(-_key_tiles(decode, problem) // tiles_of_part)
 
 
 def team_size(decode: KernelPlan, problem: Problem, blocks: int) -> int:

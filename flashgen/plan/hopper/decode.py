@@ -6,7 +6,7 @@ from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
 from flashgen.plan.decode.forward import COUNTERS, varies_by_head
 from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
-from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
+from flashgen.plan.hopper.units import PANEL, ROWS, STEP, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_SM90
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, SmemMap
@@ -83,6 +83,7 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         counters=COUNTERS,
         # No L2 promotion: a box's neighbors belong to other heads, which are read much later.
         boxes=tuple(Box(tensor, keys, PANEL, within_pages=within_pages, l2_promotion=0) for tensor in "kv"),
+        product_columns=(keys, -(-spec.head_dim_v // STEP) * STEP),
         reasons=(f"four warps keep up to {under_way} KiB of keys and values under way, and two warpgroups take turns",),
     )
 

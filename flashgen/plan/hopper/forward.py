@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import PREFILL
-from flashgen.plan.hopper.forward_tiles import chosen_row, eight_bits_overlap, fault_of, row_of, smem_of
+from flashgen.plan.hopper.forward_tiles import chosen_row, eight_bits_overlap, fault_of, row_of, smem_of, value_parts
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
     is_in_products,
@@ -76,6 +76,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     in_products = is_in_products(spec)
     element = "u8" if spec.element.is_eight_bit else None
     step, panel = STEP_BYTES // spec.element.bytes, PANEL_BYTES // spec.element.bytes
+    columns_v = -(-spec.head_dim_v // STEP) * STEP
     lacks_registers = row.tile_kv >= _WIDE_TILE_KV and spec.head_dim_v > _WIDE_VALUES
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, "" if anchored else "runningmax"),
@@ -89,7 +90,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         config_type="ForwardSm90Config",
         config=(
             Constant("head_dim", -(-spec.head_dim // step) * step),
-            Constant("head_dim_v", -(-spec.head_dim_v // STEP) * STEP),
+            Constant("head_dim_v", columns_v),
             Constant("stored_columns", spec.head_dim_v),
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
@@ -123,6 +124,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Box("v", row.tile_kv, panel, element=element),
             Box("o", STORED_ROWS, PANEL, element=spec.out_dtype),
         ),
+        product_columns=(row.tile_kv, columns_v // value_parts(spec)),
         reasons=(row.reason,),
         schedule=schedule if schedule != Schedule() else None,
         switches=frozenset(

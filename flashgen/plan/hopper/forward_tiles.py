@@ -44,7 +44,7 @@ from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
 
 #: Products of more columns of 8-bit values are computed in two parts.
-PARTED_VALUES = 128
+_PARTED_VALUES = 128
 #: Up to this many columns of 8-bit values, every mask and score leaves registers to overlap steps.
 _NARROW_VALUES = 64
 #: Registers that a thread needs besides accumulators, for 16 and for 8 bits.
@@ -203,12 +203,17 @@ def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
     return _accumulators(spec, row) + others <= row.register_split()[1]
 
 
+def value_parts(spec: AttentionSpec) -> int:
+    """In how many parts, each of some columns, the product with V is computed."""
+    return 2 if spec.element.is_eight_bit and spec.head_dim_v > _PARTED_VALUES else 1
+
+
 def eight_bits_overlap(spec: AttentionSpec) -> bool:
     """Whether S of the next step has registers beside an 8-bit product and O.
 
     Scores, and masks other than a band, take them, unless heads are narrow.
     """
-    narrow, wide = spec.head_dim_v <= _NARROW_VALUES, spec.head_dim_v > PARTED_VALUES
+    narrow, wide = spec.head_dim_v <= _NARROW_VALUES, value_parts(spec) > 1
     takes_registers = wide or (not narrow and (is_block_sparse(spec) or changes_scores(spec)))
     return spec.element.is_eight_bit and not takes_registers
 
@@ -221,7 +226,7 @@ def _accumulators(spec: AttentionSpec, row: Row) -> int:
     if eight_bits_overlap(spec):
         return probabilities + out + scores + out
     # S and the product share registers (eight_bit_values.cuh).
-    return probabilities + out + max(scores, out if spec.head_dim_v <= PARTED_VALUES else out // 2)
+    return probabilities + out + max(scores, out // value_parts(spec))
 
 
 def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:

@@ -88,6 +88,7 @@ def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         counters=COUNTERS,
         # No L2 promotion: boxes are whole rows of panels, so nothing beside them is left to read.
         boxes=tuple(Box(tensor, _KEYS, PANEL, within_pages=within_pages, l2_promotion=0) for tensor in "kv"),
+        product_columns=(_KEYS, spec.head_dim_v // 2),
         reasons=(
             f"O of {ROWS} rows takes {ROWS * spec.head_dim_v // 256} registers of each thread where two warpgroups "
             "split its columns; they take turns at S and exchange P through shared memory",

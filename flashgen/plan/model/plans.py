@@ -89,6 +89,8 @@ class KernelPlan:
     grid_splits: bool = False
     #: TMA boxes: one tensor map each among the parameters.
     boxes: tuple[Box, ...] = ()
+    #: Columns of each of its products by wgmma.
+    product_columns: tuple[int, ...] = ()
     #: Whether it divides by the scale, which must then not be tiny.
     divides_by_scale: bool = False
     #: Whether it is refused if it spills: its exponentials run between two products, where there is no time for it.

@@ -1,6 +1,7 @@
 // What the forward kernel needs for 8-bit queries, keys and values: operands, scales, and O of another type.
 #pragma once
 #include "flashgen/forward.cuh"
+#include "flashgen/logit_factor.cuh"
 #include "flashgen/primitives_eight_bits.cuh"
 #include "flashgen/sequence.cuh"
 
@@ -128,13 +129,13 @@ struct RowScales {
   const float* scales;  // null: 1
 
   FLASHGEN_DEVICE explicit RowScales(const float* scales_) : scales(scales_) {}
-  FLASHGEN_DEVICE float at(i32 row) const { return scales == nullptr ? 1.0f : scales[row / block]; }
+  FLASHGEN_DEVICE float at(i32 row) const { return input_scale(scales, row / block); }
 };
 template <>
 struct RowScales<0> {
   float scale;
 
-  FLASHGEN_DEVICE explicit RowScales(const float* scales) : scale(scales == nullptr ? 1.0f : *scales) {}
+  FLASHGEN_DEVICE explicit RowScales(const float* scales) : scale(input_scale(scales, 0)) {}
   FLASHGEN_DEVICE float at(i32 /*row*/) const { return scale; }
 };
 
@@ -163,12 +164,8 @@ struct InputScales {
     }
   }
 
-  // The factor of products of queries and keys whose first rows these are. It is not 0, because 0 times a
-  // forbidden logit of -inf would be NaN. Blocks of zeros have tiny scales.
-  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const {
-    const float factor = q.at(row) * k.at(key);
-    return factor < 0x1p-100f ? 0x1p-100f : factor;
-  }
+  // The factor of products of queries and keys whose first rows these are.
+  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const { return logit_factor(q.at(row), k.at(key)); }
 
  private:
   FLASHGEN_DEVICE static RowScales<block> of_head(const float* scales, i64 offset) {

@@ -20,7 +20,7 @@ ROWS_Q, ROWS_K = 200, 150
 
 
 def check_quantized(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end", **options: Any) -> list[str]:
-    """What is wrong after the quantize kernel of a case, as it is edited."""
+    """Runs a case's quantize kernel with edits in its source. Returns the names of wrong results."""
     kernel = edited(case, edits)
     kernel.target.options = {**options, "guard": at}  # type: ignore[attr-defined]
     spec, random = case.spec, np.random.default_rng(data_seed)

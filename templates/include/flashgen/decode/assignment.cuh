@@ -27,8 +27,8 @@ struct ItemParts {
   }
 };
 
-// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
-// or all tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one
+// (batch_invariant, num_splits), or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;

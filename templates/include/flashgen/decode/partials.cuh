@@ -13,7 +13,7 @@ struct alignas(8) RowTotal {
   float sum;
 };
 
-// The weight of a part of a row whose parts have the common reference maximum `most`.
+// The weight of a part of a row whose parts have the common reference maximum `row_max`.
 template <class Logits>
 FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
   return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));

@@ -18,15 +18,15 @@
 
 namespace flashgen {
 
-// Units that an item counts more than it has.
+// Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
-// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
-// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
-// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
+// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
+// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);

@@ -6,10 +6,11 @@
 // probabilities of its places in registers of its own, so that packing them needs no shuffles.
 //
 // The tensor cores accumulate products of 8 bits with about 14 bits. So the product of each block is a sum of
-// its own, which is added to O in float32 and there multiplied by the block's scale. A product of more than
-// 128 columns is computed in two parts, which share accumulators.
+// its own, which is added to O in float32 and there multiplied by the block's scale. Where the
+// registers do not suffice for all columns, it is computed in parts, which share accumulators.
 //
-// `overlaps`: whether S of the next step is computed meanwhile. If not, S and the product share registers.
+// `part_columns`: columns of O that one product has. `overlaps`: whether S of the next step is computed
+// meanwhile. If not, S and the product share registers.
 #pragma once
 #include "flashgen/non_finite.cuh"
 #include "flashgen/sm90/eight_bit_softmax.cuh"
@@ -18,13 +19,12 @@
 
 namespace flashgen {
 
-template <ForwardSm90Config cfg, class T, bool overlaps>
+template <ForwardSm90Config cfg, class T, i32 part_columns, bool overlaps>
 struct EightBitValues {
   static_assert(cfg.tile_kv % 32 == 0, "a step of the product sums over 32 keys");
   static constexpr i32 steps = cfg.tile_kv / 32;
-  // Columns of O that one product has.
-  static constexpr i32 parts = cfg.head_dim_v > 128 ? 2 : 1;
-  static constexpr i32 part_columns = cfg.head_dim_v / parts;
+  static constexpr i32 parts = cfg.head_dim_v / part_columns;
+  static_assert(cfg.head_dim_v % part_columns == 0, "parts have all columns");
 
   // V as TMA writes it, and V^T.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;

@@ -5,6 +5,7 @@
 //     differ_by_block      whether they are not the same for all blocks of a tile
 //     of_out(p, tile)      what O is multiplied by besides
 #pragma once
+#include "flashgen/logit_factor.cuh"
 #include "flashgen/sequence.cuh"
 
 namespace flashgen {
@@ -20,18 +21,6 @@ struct NoScales {
   FLASHGEN_DEVICE static Factors of(const auto&, const auto&, i32, i32) { return {}; }
   FLASHGEN_DEVICE static float of_out(const auto&, const auto&) { return 1.0f; }
 };
-
-// The scale of a head is null if it is 1.
-FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
-  return scales == nullptr ? 1.0f : scales[at];
-}
-
-// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
-// -inf would be NaN. Blocks of zeros have tiny scales.
-FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
-  const float factor = of_q * of_k;
-  return factor < 0x1p-100f ? 0x1p-100f : factor;
-}
 
 // `block` neighboring rows of a head share a scale; 0: all of them.
 template <i32 block>

@@ -1,0 +1,19 @@
+// The scales of 8-bit queries and keys.
+#pragma once
+#include "flashgen/element.cuh"
+
+namespace flashgen {
+
+// A scale of a head or of some of its rows. `scales` is null where it is 1.
+FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
+  return scales == nullptr ? 1.0f : scales[at];
+}
+
+// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
+// -inf would be NaN. Blocks of zeros have tiny scales.
+FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
+  const float factor = of_q * of_k;
+  return factor < 0x1p-100f ? 0x1p-100f : factor;
+}
+
+}  // namespace flashgen
