@@ -38,17 +38,17 @@
 //          1261  Results of a part of the keys.
 //          1336  What happens to products Q K^T before the softmax.
 //          1357  The results of rows.
-//          1491  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1530  From the results of warps, each with keys of its own, to those of a block.
-//          1653  Which tiles of keys a block works on.
-//          1859  What a block computes of an item.
-//          1923  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1961  Attention of few new tokens to a cache.
-//          2169  Queries for a cache of 8-bit floats.
-//          2331  Instructions, one per function: eight_bits.
-//          2366  Floats of eight bits.
-//          2393  A cache of 8-bit floats.
-//          2521  The kernel: its configuration, parameters and text.
+//          1492  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1531  From the results of warps, each with keys of its own, to those of a block.
+//          1654  Which tiles of keys a block works on.
+//          1860  What a block computes of an item.
+//          1924  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1962  Attention of few new tokens to a cache.
+//          2170  Queries for a cache of 8-bit floats.
+//          2332  Instructions, one per function: eight_bits.
+//          2367  Floats of eight bits.
+//          2394  A cache of 8-bit floats.
+//          2522  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1268,7 +1268,7 @@ struct alignas(8) RowTotal {
   float sum;
 };
 
-// The weight of a part of a row whose parts have the common reference maximum `most`.
+// The weight of a part of a row whose parts have the common reference maximum `row_max`.
 template <class Logits>
 FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
   return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
@@ -1455,7 +1455,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
+    // parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -1666,15 +1667,15 @@ struct DecodeResults {
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
 
-// Units that an item counts more than it has.
+// Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
-// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
-// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
-// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
+// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
+// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -1881,8 +1882,8 @@ struct ItemParts {
   }
 };
 
-// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
-// or all tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one
+// (batch_invariant, num_splits), or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;

@@ -28,23 +28,23 @@
 //          1105  Results of a part of the keys.
 //          1180  What happens to products Q K^T before the softmax.
 //          1201  The results of rows.
-//          1335  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1374  From the results of warps, each with keys of its own, to those of a block.
-//          1497  Tiles as TMA writes them and wgmma reads them.
-//          1591  S = Q K^T and O += P V of the forward kernel.
-//          1657  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1704  Finding NaN and infinity.
-//          1723  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1807  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1858  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1914  Walking over the tiles that a mask does not rule out.
-//          1949  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1997  Which tiles of keys a block works on.
-//          2219  What a block computes of an item.
-//          2283  What Hopper's decode kernels have in common.
-//          2356  The online softmax of a warpgroup's rows.
-//          2380  Attention of few new tokens to a cache, on Hopper.
-//          2539  The kernel: its configuration, parameters and text.
+//          1336  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1375  From the results of warps, each with keys of its own, to those of a block.
+//          1498  Tiles as TMA writes them and wgmma reads them.
+//          1592  S = Q K^T and O += P V of the forward kernel.
+//          1658  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1705  Finding NaN and infinity.
+//          1724  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1808  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1859  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1915  Walking over the tiles that a mask does not rule out.
+//          1950  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1998  Which tiles of keys a block works on.
+//          2220  What a block computes of an item.
+//          2284  What Hopper's decode kernels have in common.
+//          2357  The online softmax of a warpgroup's rows.
+//          2381  Attention of few new tokens to a cache, on Hopper.
+//          2540  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -1112,7 +1112,7 @@ struct alignas(8) RowTotal {
   float sum;
 };
 
-// The weight of a part of a row whose parts have the common reference maximum `most`.
+// The weight of a part of a row whose parts have the common reference maximum `row_max`.
 template <class Logits>
 FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
   return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
@@ -1299,7 +1299,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
+    // parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -2010,15 +2011,15 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
 
-// Units that an item counts more than it has.
+// Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
-// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
-// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
-// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
+// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
+// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -2241,8 +2242,8 @@ struct ItemParts {
   }
 };
 
-// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
-// or all tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one
+// (batch_invariant, num_splits), or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;

@@ -32,23 +32,23 @@
 //          1134  Results of a part of the keys.
 //          1209  What happens to products Q K^T before the softmax.
 //          1230  The results of rows.
-//          1364  Results of the latent kernels, from the registers of warps that split the columns of O between them.
-//          1423  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1470  Finding NaN and infinity.
-//          1489  Tiles as TMA writes them and wgmma reads them.
-//          1597  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1681  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1732  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1788  Walking over the tiles that a mask does not rule out.
-//          1823  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1871  Which tiles of keys a block works on.
-//          2093  What a block computes of an item.
-//          2157  What Hopper's decode kernels have in common.
-//          2230  S = Q K^T and O += P V of the forward kernel.
-//          2296  The online softmax of a warpgroup's rows.
-//          2322  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
-//          2353  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2696  The kernel: its configuration, parameters and text.
+//          1365  Results of the latent kernels, from the registers of warps that split the columns of O between them.
+//          1424  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1471  Finding NaN and infinity.
+//          1490  Tiles as TMA writes them and wgmma reads them.
+//          1598  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1682  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1733  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1789  Walking over the tiles that a mask does not rule out.
+//          1824  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1872  Which tiles of keys a block works on.
+//          2094  What a block computes of an item.
+//          2158  What Hopper's decode kernels have in common.
+//          2231  S = Q K^T and O += P V of the forward kernel.
+//          2297  The online softmax of a warpgroup's rows.
+//          2323  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2354  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2697  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -1141,7 +1141,7 @@ struct alignas(8) RowTotal {
   float sum;
 };
 
-// The weight of a part of a row whose parts have the common reference maximum `most`.
+// The weight of a part of a row whose parts have the common reference maximum `row_max`.
 template <class Logits>
 FLASHGEN_DEVICE float weight_of_part(const Logits& logits, float reference_max, float row_max) {
   return exp2_approx(logits.powers(reference_max - (row_max == -kInfinity ? 0.0f : row_max)));
@@ -1328,7 +1328,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than the 17 parts of a head where 132 blocks share eight of them.
+    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
+    // parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -1884,15 +1885,15 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
 // Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
 // tiles of rows. "Block" below is a team where there are any.
 
-// Units that an item counts more than it has.
+// Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
-// How many units a block gets at least, where an item has so many tiles of keys and rows. Parts of n tiles
-// take n to compute side by side, and tiles / n parts are merged one after another. The sum is least where
-// both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
+// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
+// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -2115,8 +2116,8 @@ struct ItemParts {
   }
 };
 
-// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one (batch_invariant),
-// or all tiles at once.
+// Calls visit(part, tiles) for the parts of an assignment: those of fixed size one by one
+// (batch_invariant, num_splits), or all tiles at once.
 template <class Params, class Visit>
 FLASHGEN_DEVICE void for_each_part(const Params& p, const Assignment& assigned, const Visit& visit) {
   const i32 unit_tiles = p.part_tiles != 0 ? p.part_tiles : 1;

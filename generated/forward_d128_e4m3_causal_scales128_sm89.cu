@@ -8,24 +8,25 @@
 // smem     49152 bytes
 // because  16 rows per warp leave registers for the sums of a tile beside those of all
 //
-// contents   33  Instructions, one per function: types, device, copy, math, matrix.
-//           212  Element types.
-//           275  Finding NaN and infinity.
-//           296  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           365  Operands of warp-level matrix products.
-//           464  Warp-level matrix products.
-//           535  Banded masks.
-//           606  Walking over the tiles that a mask does not rule out.
-//           641  Streaming tiles between global and shared memory.
-//           775  Keeping NaN and infinity where they belong.
-//           847  What a softmax takes exponentials of.
-//           874  What an online softmax keeps of each row from one tile of keys to the next.
-//           887  The online softmax.
-//          1039  What the forward kernel is made of.
-//          1103  Instructions, one per function: eight_bits.
-//          1133  Sequences of different lengths, packed.
-//          1171  What the forward kernel needs for 8-bit queries, keys and values.
-//          1346  The kernel: its configuration, parameters and text.
+// contents   34  Instructions, one per function: types, device, copy, math, matrix.
+//           213  Element types.
+//           276  Finding NaN and infinity.
+//           297  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           366  Operands of warp-level matrix products.
+//           465  Warp-level matrix products.
+//           536  Banded masks.
+//           607  Walking over the tiles that a mask does not rule out.
+//           642  Streaming tiles between global and shared memory.
+//           776  Keeping NaN and infinity where they belong.
+//           848  What a softmax takes exponentials of.
+//           875  What an online softmax keeps of each row from one tile of keys to the next.
+//           888  The online softmax.
+//          1040  What the forward kernel is made of.
+//          1101  The scales of 8-bit queries and keys.
+//          1119  Instructions, one per function: eight_bits.
+//          1149  Sequences of different lengths, packed.
+//          1187  What the forward kernel needs for 8-bit queries, keys and values.
+//          1358  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1097,6 +1098,21 @@ FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks, Logits>& softm
   }
 }
 
+// ---- flashgen/logit_factor.cuh
+// The scales of 8-bit queries and keys.
+
+// A scale of a head or of some of its rows. `scales` is null where it is 1.
+FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
+  return scales == nullptr ? 1.0f : scales[at];
+}
+
+// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
+// -inf would be NaN. Blocks of zeros have tiny scales.
+FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
+  const float factor = of_q * of_k;
+  return factor < 0x1p-100f ? 0x1p-100f : factor;
+}
+
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
@@ -1293,13 +1309,13 @@ struct RowScales {
   const float* scales;  // null: 1
 
   FLASHGEN_DEVICE explicit RowScales(const float* scales_) : scales(scales_) {}
-  FLASHGEN_DEVICE float at(i32 row) const { return scales == nullptr ? 1.0f : scales[row / block]; }
+  FLASHGEN_DEVICE float at(i32 row) const { return input_scale(scales, row / block); }
 };
 template <>
 struct RowScales<0> {
   float scale;
 
-  FLASHGEN_DEVICE explicit RowScales(const float* scales) : scale(scales == nullptr ? 1.0f : *scales) {}
+  FLASHGEN_DEVICE explicit RowScales(const float* scales) : scale(input_scale(scales, 0)) {}
   FLASHGEN_DEVICE float at(i32 /*row*/) const { return scale; }
 };
 
@@ -1328,12 +1344,8 @@ struct InputScales {
     }
   }
 
-  // The factor of products of queries and keys whose first rows these are. It is not 0, because 0 times a
-  // forbidden logit of -inf would be NaN. Blocks of zeros have tiny scales.
-  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const {
-    const float factor = q.at(row) * k.at(key);
-    return factor < 0x1p-100f ? 0x1p-100f : factor;
-  }
+  // The factor of products of queries and keys whose first rows these are.
+  FLASHGEN_DEVICE float of_logits(i32 row, i32 key) const { return logit_factor(q.at(row), k.at(key)); }
 
  private:
   FLASHGEN_DEVICE static RowScales<block> of_head(const float* scales, i64 offset) {

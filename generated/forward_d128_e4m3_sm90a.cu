@@ -12,38 +12,39 @@
 // smem     213456 bytes
 // because  the widest tile of keys, whose P has registers once, beside a product and O
 //
-// contents   54  Instructions, one per function: types, device, math, matrix.
-//           198  Element types.
-//           243  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           669  Tiles as TMA writes them and wgmma reads them.
-//           773  S = Q K^T and O += P V of the forward kernel.
-//           829  Dropout of probabilities.
-//           846  Finding NaN and infinity.
-//           879  The sizes of a forward kernel for Hopper.
-//           910  Banded masks.
-//          1001  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1057  What a softmax takes exponentials of.
-//          1086  What an online softmax keeps of each row from one tile of keys to the next.
-//          1124  The online softmax of a warpgroup's rows.
-//          1247  Writing a warpgroup's results to shared and global memory.
-//          1267  The results of a tile.
-//          1342  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1388  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1460  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1522  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1698  What 8-bit queries, keys and values are multiplied by.
-//          1761  The order in which persistent blocks draw tiles.
-//          1797  Which tile of queries a persistent block computes next.
-//          1830  The scheduler.
-//          1899  What happens to products Q K^T before the softmax.
-//          1920  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1990  The forward pass on Hopper.
-//          2393  Instructions, one per function: eight_bits.
-//          2423  The online softmax of e4m3 probabilities.
-//          2512  The transposers.
-//          2595  O += P V for e4m3 values.
-//          2752  Positions in rings whose number of slots is no power of two.
-//          2776  The kernel: its configuration, parameters and text.
+// contents   55  Instructions, one per function: types, device, math, matrix.
+//           199  Element types.
+//           244  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
+//           670  Tiles as TMA writes them and wgmma reads them.
+//           774  S = Q K^T and O += P V of the forward kernel.
+//           830  Dropout of probabilities.
+//           847  Finding NaN and infinity.
+//           880  The sizes of a forward kernel for Hopper.
+//           911  Banded masks.
+//          1002  A tile of queries, as the scheduler announces it to producer and consumers.
+//          1058  What a softmax takes exponentials of.
+//          1087  What an online softmax keeps of each row from one tile of keys to the next.
+//          1125  The online softmax of a warpgroup's rows.
+//          1248  Writing a warpgroup's results to shared and global memory.
+//          1268  The results of a tile.
+//          1343  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1389  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1461  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1523  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1699  The scales of 8-bit queries and keys.
+//          1714  What 8-bit queries, keys and values are multiplied by.
+//          1765  The order in which persistent blocks draw tiles.
+//          1801  Which tile of queries a persistent block computes next.
+//          1834  The scheduler.
+//          1903  What happens to products Q K^T before the softmax.
+//          1924  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1994  The forward pass on Hopper.
+//          2397  Instructions, one per function: eight_bits.
+//          2427  The online softmax of e4m3 probabilities.
+//          2516  The transposers.
+//          2599  O += P V for e4m3 values.
+//          2756  Positions in rings whose number of slots is no power of two.
+//          2780  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1695,15 +1696,10 @@ struct ForwardProducer {
   }
 };
 
-// ---- flashgen/sm90/input_scales.cuh
-// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
-//
-//     Factors              what products of queries and keys are multiplied by, and what values are
-//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
-//     differ_by_block      whether they are not the same for all blocks of a tile
-//     of_out(p, tile)      what O is multiplied by besides
+// ---- flashgen/logit_factor.cuh
+// The scales of 8-bit queries and keys.
 
-// The scale of a head is null if it is 1.
+// A scale of a head or of some of its rows. `scales` is null where it is 1.
 FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
@@ -1714,6 +1710,14 @@ FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
   const float factor = of_q * of_k;
   return factor < 0x1p-100f ? 0x1p-100f : factor;
 }
+
+// ---- flashgen/sm90/input_scales.cuh
+// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
+//
+//     Factors              what products of queries and keys are multiplied by, and what values are
+//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
+//     differ_by_block      whether they are not the same for all blocks of a tile
+//     of_out(p, tile)      what O is multiplied by besides
 
 // `block` neighboring rows of a head share a scale; 0: all of them.
 template <i32 block>
@@ -2601,18 +2605,18 @@ FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
 // probabilities of its places in registers of its own, so that packing them needs no shuffles.
 //
 // The tensor cores accumulate products of 8 bits with about 14 bits. So the product of each block is a sum of
-// its own, which is added to O in float32 and there multiplied by the block's scale. A product of more than
-// 128 columns is computed in two parts, which share accumulators.
+// its own, which is added to O in float32 and there multiplied by the block's scale. Where the
+// registers do not suffice for all columns, it is computed in parts, which share accumulators.
 //
-// `overlaps`: whether S of the next step is computed meanwhile. If not, S and the product share registers.
+// `part_columns`: columns of O that one product has. `overlaps`: whether S of the next step is computed
+// meanwhile. If not, S and the product share registers.
 
-template <ForwardSm90Config cfg, class T, bool overlaps>
+template <ForwardSm90Config cfg, class T, i32 part_columns, bool overlaps>
 struct EightBitValues {
   static_assert(cfg.tile_kv % 32 == 0, "a step of the product sums over 32 keys");
   static constexpr i32 steps = cfg.tile_kv / 32;
-  // Columns of O that one product has.
-  static constexpr i32 parts = cfg.head_dim_v > 128 ? 2 : 1;
-  static constexpr i32 part_columns = cfg.head_dim_v / parts;
+  static constexpr i32 parts = cfg.head_dim_v / part_columns;
+  static_assert(cfg.head_dim_v % part_columns == 0, "parts have all columns");
 
   // V as TMA writes it, and V^T.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
@@ -2854,7 +2858,7 @@ using Scoring = NoScore;
 using Tile = DenseTile;
 using Scheduler = DynamicScheduler<kConfig, Params>;
 using DropoutPolicy = NoDropout;
-using Values = EightBitValues<kConfig, element_t, true>;
+using Values = EightBitValues<kConfig, element_t, 128, true>;
 using Scales = InputScales<0>;
 using Epilogue = TmaEpilogue<kConfig, out_t, Smem::kO>;
 
