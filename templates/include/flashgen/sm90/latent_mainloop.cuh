@@ -3,15 +3,15 @@
 //
 // O of 64 rows takes the registers of two warpgroups. Warpgroup w has half w of its columns. The warpgroups
 // take turns at the tiles of keys: one computes S and P of a tile, and both add P times their half of V. P
-// passes through shared memory. While one takes exponentials, products of the other are under way, and so is
-// its own product with the tile before:
+// passes through shared memory. Exponentials of one warpgroup overlap products of the other:
 //
-//     warpgroup 0     S 0 | exp 0 | P V 0 | S 2 | P V 1 and exp 2 | P V 2 |
-//     warpgroup 1           S 1 | P V 0 and exp 1 | P V 1 | S 3 | P V 2 and exp 3 | P V 3 |
+//     warpgroup 0     S 0 | exp 0 | P V 0 | P V 1 | S 2 | exp 2 | P V 2 | P V 3 |
+//     warpgroup 1                   P V 0 | S 1 | exp 1 | P V 1 | P V 2 | S 3 |
 //
 // Two tiles fit beside Q. To keep copies under way, a tile arrives in three parts, each with a ring of its
 // own: K, and the halves of V. Half w is free as soon as warpgroup w has multiplied it: the other one has
-// finished S by then, because P depends on it.
+// finished S by then, because P depends on it. So both warpgroups multiply a tile as soon as its P is there,
+// and before the next S, which would wait for a copy.
 #pragma once
 #include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/lane_softmax.cuh"
@@ -184,13 +184,13 @@ struct LatentSm90Mainloop {
 
   // Takes over the reference maxima of the other warpgroup's tile. Returns whether O must be multiplied by
   // `factor`.
-  FLASHGEN_DEVICE bool follow(float (&factor)[2], Softmax& softmax, const DecodeItem& item, At other) const {
-    p_ring().wait_full(other);
+  FLASHGEN_DEVICE bool follow(float (&factor)[2], Softmax& softmax, const DecodeItem& item) const {
+    p_ring().wait_full(at);
     if (!has_rows(item)) return false;
     bool rises = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float reference = shared().reference_max[other.slot()][row(h)];
+      const float reference = shared().reference_max[at.slot()][row(h)];
       rises |= reference > softmax.reference_max[h];
       factor[h] = softmax.follow_row(h, reference);
     }
@@ -205,59 +205,19 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
-  // O += P V of the other warpgroup's tile, while no product is under way.
-  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, At other, i32 key,
-                                 bool cut) const {
-    float factor[2];
-    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
-    const VHalf v = v_half(other, warpgroup());
-    v_ring(warpgroup()).wait_full(other);
-    if (cut && panels_hold_non_finite(v, base, thread)) {
-      Rounded<cfg.tile_kv> probabilities;
-      load_rounded(probabilities, p_tile(), rows_before(), thread);
-      add_careful(out, probabilities, v, item, key);
-    } else {
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
-    }
-    v_ring(warpgroup()).release(other, thread);
-  }
-
-  // The warpgroup's own tile. With `overlaps`, the product of the other one's tile before it is under way
-  // during S and the softmax, and the mask cuts neither tile. ptxas would serialize all products if only some
-  // turns of the loop had that product, so there are two loops in one.
-  template <bool overlaps>
+  // The warpgroup's own tile: S, P, and O += P V.
   FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
                                  bool cut) const {
-    const i32 own = warpgroup();
-    const At other = at.before();
-    const VHalf v = v_half(at, own);
     Strip<cfg.tile_kv> strip;
-    float factor[2];
     issue_tile_scores(strip);
-    if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other)) {
-        wgmma_wait<0>();
-        wgmma_pin(strip);
-        scale_rows(out, factor);
-      }
-      v_ring(own).wait_full(other);
-      issue_output_from_shared(out, p_tile(), v_half(other, own));
-    }
-    wgmma_wait<overlaps ? 1 : 0>();
+    wgmma_wait<0>();
     wgmma_pin(strip);
     k_ring().release(at, thread);
-    const bool rises = has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut);
+    float factor[2];
+    if (has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut)) scale_rows(out, factor);
     Rounded<cfg.tile_kv> probabilities;
     round_to<T, cfg.tile_kv>(probabilities, strip);
-    if constexpr (overlaps) {
-      wgmma_compute_before_wait(probabilities, softmax.sum[0] + softmax.sum[1], start);
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      v_ring(own).release(other, thread);
-    }
-    if (rises) scale_rows(out, factor);
+    const VHalf v = v_half(at, warpgroup());
     if (cut && panels_hold_non_finite(v, base, thread)) {
       publish(probabilities, softmax);
       add_careful(out, probabilities, v, item, key);
@@ -267,7 +227,26 @@ struct LatentSm90Mainloop {
       wgmma_wait<0>();
       wgmma_pin(out);
     }
-    v_ring(own).release(at, thread);
+    v_ring(warpgroup()).release(at, thread);
+  }
+
+  // O += P V of the other warpgroup's tile.
+  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
+                                 bool cut) const {
+    float factor[2];
+    if (follow(factor, softmax, item)) scale_rows(out, factor);
+    const VHalf v = v_half(at, warpgroup());
+    v_ring(warpgroup()).wait_full(at);
+    if (cut && panels_hold_non_finite(v, base, thread)) {
+      Rounded<cfg.tile_kv> probabilities;
+      load_rounded(probabilities, p_tile(), rows_before(), thread);
+      add_careful(out, probabilities, v, item, key);
+    } else {
+      issue_output_from_shared(out, p_tile(), v);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+    }
+    v_ring(warpgroup()).release(at, thread);
   }
 
   // O and the softmax of some tiles.
@@ -281,28 +260,12 @@ struct LatentSm90Mainloop {
     walk.advance(thread, visited);
 #pragma unroll 1
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
-      i32 key = walk.tile * cfg.tile_kv;
-      bool cut = visits.is_cut(item, key), overlaps = false;
-      if (turn != warpgroup()) {
-        // The other warpgroup's tile comes first.
-        const At other = at;
-        const i32 other_key = key;
-        const bool cut_other = cut;
-        walk.advance(thread, visited);
-        if (!walk.over()) {
-          key = walk.tile * cfg.tile_kv;
-          cut = visits.is_cut(item, key);
-          overlaps = !cut && !cut_other;
-        }
-        if (!overlaps) add_other(out, softmax, item, other, other_key, cut_other);
-        at.advance();
-        turn ^= 1;
-        if (walk.over()) break;
-      }
-      if (overlaps) {
-        take_turn<true>(out, softmax, item, key, false);
+      const i32 key = walk.tile * cfg.tile_kv;
+      const bool cut = visits.is_cut(item, key);
+      if (turn == warpgroup()) {
+        take_turn(out, softmax, item, key, cut);
       } else {
-        take_turn<false>(out, softmax, item, key, cut);
+        add_other(out, softmax, item, key, cut);
       }
     }
   }
