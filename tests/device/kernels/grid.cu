@@ -14,7 +14,7 @@ struct Params {
   u32* out;      // [block][thread]
 };
 
-enum class Variant { kTickets, kSums, kBits, kBarrier, kFlags, kDependent };
+enum class Variant { kTickets, kLast, kSums, kBits, kBarrier, kFlags, kDependent };
 
 // Every block has come here, and what they did before is seen by all.
 FLASHGEN_DEVICE void grid_sync(u32* counter, u32 blocks) {
@@ -35,6 +35,20 @@ FLASHGEN_DEVICE void run(const Params& params) {
   if constexpr (variant == Variant::kTickets) {
     // Who gets which ticket is open; all are given, each once.
     params.out[atomic_add(params.counter, 1u)] = 1;
+  }
+  if constexpr (variant == Variant::kLast) {
+    // The last block to come sees what all others wrote, and leaves the counter as it was.
+    params.out[i] = static_cast<u32>(params.x[i]);
+    block_sync();
+    if (thread == 0) {
+      const u32 last = static_cast<u32>(params.blocks) - 1;
+      if (atomic_inc_acq_rel(params.counter, last) == last) {
+        i32 sum = 0;
+        for (i32 j = 0; j < params.blocks * kThreads; ++j) sum += static_cast<i32>(params.out[j]);
+        *params.sums = sum;
+        *params.total = load_acquire(params.counter) == 0 ? 1.0f : -1.0f;
+      }
+    }
   }
   if constexpr (variant == Variant::kSums) {
     atomic_add(params.sums, params.x[i]);

@@ -21,7 +21,8 @@ enum class Variant {
   kE5m2,
   kBatchedHalf16,
   kBatchedBfloat16,
-  kBatchedHalf8
+  kBatchedHalf8,
+  kBatchedE4m3
 };
 
 template <Variant variant>
@@ -34,6 +35,7 @@ FLASHGEN_DEVICE void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2
   if constexpr (variant == Variant::kBatchedHalf16) mma_m16n8k16_batched(half_t{}, d, a, b);
   if constexpr (variant == Variant::kBatchedBfloat16) mma_m16n8k16_batched(bfloat16_t{}, d, a, b);
   if constexpr (variant == Variant::kBatchedHalf8) mma_m16n8k8_batched(half_t{}, d, a[0], a[1], b[0]);
+  if constexpr (variant == Variant::kBatchedE4m3) mma_m16n8k32_batched(e4m3_t{}, d, a, b);
 }
 
 template <Variant variant>

@@ -19,6 +19,7 @@ _ELEMENTS: dict[str, Any] = {
     "kBatchedHalf16": np.float16,
     "kBatchedBfloat16": ml_dtypes.bfloat16,
     "kBatchedHalf8": np.float16,
+    "kBatchedE4m3": ml_dtypes.float8_e4m3fn,
 }
 #: Bits of infinity and of NaN; e4m3 has no infinity.
 _NO_NUMBERS: dict[Any, tuple[int, int]] = {
