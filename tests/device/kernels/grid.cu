@@ -37,7 +37,7 @@ FLASHGEN_DEVICE void run(const Params& params) {
     params.out[atomic_add(params.counter, 1u)] = 1;
   }
   if constexpr (variant == Variant::kLast) {
-    // The last block to come sees what all others wrote, and leaves the counter as it was.
+    // The last block to come sees what all others wrote. Its increment sets the counter to 0.
     params.out[i] = static_cast<u32>(params.x[i]);
     block_sync();
     if (thread == 0) {
@@ -46,7 +46,8 @@ FLASHGEN_DEVICE void run(const Params& params) {
         i32 sum = 0;
         for (i32 j = 0; j < params.blocks * kThreads; ++j) sum += static_cast<i32>(params.out[j]);
         *params.sums = sum;
-        *params.total = load_acquire(params.counter) == 0 ? 1.0f : -1.0f;
+        // From 0 again.
+        atomic_add(params.counter, 7u);
       }
     }
   }

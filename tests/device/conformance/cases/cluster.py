@@ -63,7 +63,7 @@ CASES = (
     ),
     _cluster("load", "kLoad", 1),
     _grid("tickets", "kTickets", "counter", "out"),
-    _grid("last", "kLast", "out", "sums", "total"),
+    _grid("last", "kLast", "counter", "out", "sums"),
     _grid("sums", "kSums", "sums", "total"),
     _grid("bits", "kBits", "counter"),
     _grid("barrier", "kBarrier", "counter", "out", cooperative=True),
