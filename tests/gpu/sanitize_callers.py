@@ -4,11 +4,12 @@ for tool in memcheck racecheck synccheck initcheck; do
     compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 python tests/gpu/sanitize_callers.py
 done
 
-Results must be finite. ``sanitize.py`` beside this file has the dense kernels, and says more.
+Names of functions below select some: ``python tests/gpu/sanitize_callers.py cached latent``. Results must be finite. ``sanitize.py`` beside this file has the dense kernels, and says more.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -116,4 +117,5 @@ def calls() -> Iterator[tuple[Callable[..., None], tuple[Any, ...], dict[str, An
 
 if __name__ == "__main__":
     for function, positional, named in calls():
-        function(*positional, **named)
+        if not sys.argv[1:] or function.__name__ in sys.argv[1:]:
+            function(*positional, **named)

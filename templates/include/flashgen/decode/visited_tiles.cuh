@@ -31,15 +31,19 @@ struct VisitedTiles {
     }
   }
 
-  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
-  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+  // The queries of an item's rows.
+  FLASHGEN_DEVICE Range queries_of(const DecodeItem& item) const {
+    return {RowPlace::of(p, item, 0).q, RowPlace::of(p, item, item.rows - 1).q + 1};
+  }
+
+  // Whether the mask forbids some pair of an item's queries and a tile. All warps get the same.
+  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, Range queries, i32 first_key) const {
     const i32 heads = cfg.varies_by_head ? p.group : 1;
     bool cut = false;
 #pragma unroll 1
     for (i32 i = 0; i < heads; ++i) {
       const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
+      cut |= !mask.is_full(queries.begin, queries.end, first_key, first_key + cfg.tile_kv);
     }
     return cut;
   }

@@ -97,6 +97,7 @@ struct DecodeSm90Mainloop {
     const bool has_rows = row_block < item.row_blocks();
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const auto visited = visits.visited_by(item);
+    const Range queries = visits.queries_of(item);
     await_queries<cfg>();
     clear_strip(out);
     softmax.reset();
@@ -106,7 +107,7 @@ struct DecodeSm90Mainloop {
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
       if (turn != warpgroup) continue;
       const i32 key = walk.tile * cfg.tile_kv;
-      const bool cut = visits.is_cut(item, key);
+      const bool cut = visits.is_cut(item, queries, key);
       ring().wait_full(at);
       Strip<cfg.tile_kv> strip;
       issue_scores(strip, q_tile(), k_tile());

@@ -31,9 +31,10 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
   // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
   griddep_wait();
   griddep_launch_dependents();
+  if (thread.warp < cfg.warps) scheduler.init(p, thread);
+  block_sync();
   if (thread.warp >= cfg.warps) {
     setmaxnreg_dec<cfg.producer_registers>();
-    warps_sync<cfg>();
     const i32 producer = thread.warp - cfg.warps;
 #pragma unroll 1
     while (true) {
@@ -43,8 +44,6 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
     }
   } else {
     setmaxnreg_inc<cfg.consumer_registers>();
-    scheduler.init(p, thread);
-    warps_sync<cfg>();
     scheduler.fetch(p, 0, thread);
 #pragma unroll 1
     for (i32 turn = 0;; turn ^= 1) {

@@ -117,6 +117,14 @@ struct LatentSm90Mainloop {
 
   // ---- The warpgroups that compute
 
+  // The other warpgroup's tile before the own one.
+  struct Other {
+    bool exists;
+    bool cut;
+    i32 key;
+    At at;
+  };
+
   // A lane's rows of an item, and their masks. O leaves no registers to keep them in.
   FLASHGEN_DEVICE LaneRows lane_rows(const DecodeItem& item) const {
     return LaneRows::of(p, item, thread.warp % kWarpgroupWarps, thread);
@@ -134,16 +142,20 @@ struct LatentSm90Mainloop {
     return thread.warp % kWarpgroupWarps * kRowBlock + thread.row() + 8 * h;
   }
 
-  // Issues S = Q K^T + Qv V^T. The other warpgroup frees its half of V last, so that half comes last.
-  FLASHGEN_DEVICE void issue_tile_scores(Strip<cfg.tile_kv>& strip) const {
+  // Issues S = Q K^T + Qv V^T in two steps. The other warpgroup frees its half of V last, so that half is for
+  // the second one.
+  FLASHGEN_DEVICE void issue_first_scores(Strip<cfg.tile_kv>& strip) const {
     // Otherwise ptxas keeps the descriptors of all steps, for which O leaves no registers.
     const i32 own = opaque(warpgroup());
     k_ring().wait_full(at);
     issue_scores(strip, q_tile(), k_tile(at));
     v_ring(own).wait_full(at);
     issue_over_columns(strip, qv_half(own), v_half(at, own));
-    v_ring(own ^ 1).wait_full(at);
-    issue_over_columns(strip, qv_half(own ^ 1), v_half(at, own ^ 1));
+  }
+  FLASHGEN_DEVICE void issue_last_scores(Strip<cfg.tile_kv>& strip) const {
+    const i32 other = opaque(warpgroup()) ^ 1;
+    v_ring(other).wait_full(at);
+    issue_over_columns(strip, qv_half(other), v_half(at, other));
   }
 
   // S becomes exponentials. Returns whether reference maxima rise, so that O must be multiplied by `factor`.
@@ -184,13 +196,13 @@ struct LatentSm90Mainloop {
 
   // Takes over the reference maxima of the other warpgroup's tile. Returns whether O must be multiplied by
   // `factor`.
-  FLASHGEN_DEVICE bool follow(float (&factor)[2], Softmax& softmax, const DecodeItem& item) const {
-    p_ring().wait_full(at);
+  FLASHGEN_DEVICE bool follow(float (&factor)[2], Softmax& softmax, const DecodeItem& item, At other) const {
+    p_ring().wait_full(other);
     if (!has_rows(item)) return false;
     bool rises = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float reference = shared().reference_max[at.slot()][row(h)];
+      const float reference = shared().reference_max[other.slot()][row(h)];
       rises |= reference > softmax.reference_max[h];
       factor[h] = softmax.follow_row(h, reference);
     }
@@ -205,15 +217,51 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
-  // The warpgroup's own tile: S, P, and O += P V.
-  FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
+  // O += P V of the other warpgroup's tile. All products under way have ended afterwards.
+  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
+    float factor[2];
+    if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
+    const VHalf v = v_half(other.at, warpgroup());
+    v_ring(warpgroup()).wait_full(other.at);
+    if (other.cut && panels_hold_non_finite(v, base, thread)) {
+      wgmma_wait<0>();
+      Rounded<cfg.tile_kv> probabilities;
+      load_rounded(probabilities, p_tile(), rows_before(), thread);
+      add_careful(out, probabilities, v, item, other.key);
+    } else {
+      issue_output_from_shared(out, p_tile(), v);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+    }
+    v_ring(warpgroup()).release(other.at, thread);
+  }
+
+  // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
+  // the other warpgroup's P.
+  template <bool overlaps>
+  FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
     Strip<cfg.tile_kv> strip;
-    issue_tile_scores(strip);
+    issue_first_scores(strip);
+    float factor[2];
+    if constexpr (overlaps) {
+      if (follow(factor, softmax, item, other.at)) {
+        wgmma_wait<0>();
+        wgmma_pin(strip);
+        scale_rows(out, factor);
+      }
+      const VHalf v = v_half(other.at, warpgroup());
+      v_ring(warpgroup()).wait_full(other.at);
+      issue_output_from_shared(out, p_tile(), v);
+      wgmma_wait<0>();
+      wgmma_pin(out);
+      wgmma_pin(strip);
+      v_ring(warpgroup()).release(other.at, thread);
+    }
+    issue_last_scores(strip);
     wgmma_wait<0>();
     wgmma_pin(strip);
     k_ring().release(at, thread);
-    float factor[2];
     if (has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut)) scale_rows(out, factor);
     Rounded<cfg.tile_kv> probabilities;
     round_to<T, cfg.tile_kv>(probabilities, strip);
@@ -230,44 +278,34 @@ struct LatentSm90Mainloop {
     v_ring(warpgroup()).release(at, thread);
   }
 
-  // O += P V of the other warpgroup's tile.
-  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
-                                 bool cut) const {
-    float factor[2];
-    if (follow(factor, softmax, item)) scale_rows(out, factor);
-    const VHalf v = v_half(at, warpgroup());
-    v_ring(warpgroup()).wait_full(at);
-    if (cut && panels_hold_non_finite(v, base, thread)) {
-      Rounded<cfg.tile_kv> probabilities;
-      load_rounded(probabilities, p_tile(), rows_before(), thread);
-      add_careful(out, probabilities, v, item, key);
-    } else {
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
-    }
-    v_ring(warpgroup()).release(at, thread);
-  }
-
   // O and the softmax of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles) {
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const auto visited = visits.visited_by(item);
+    const Range queries = visits.queries_of(item);
     await_queries<cfg>();
     clear_strip(out);
     softmax.reset();
+    Other other = {};
     Walk<Mask::has_holes> walk(tiles);
     walk.advance(thread, visited);
 #pragma unroll 1
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
       const i32 key = walk.tile * cfg.tile_kv;
-      const bool cut = visits.is_cut(item, key);
+      const bool cut = visits.is_cut(item, queries, key);
       if (turn == warpgroup()) {
-        take_turn(out, softmax, item, key, cut);
+        if (other.exists && !other.cut) {
+          take_turn<true>(out, softmax, item, other, key, cut);
+        } else {
+          if (other.exists) add_other(out, softmax, item, other);
+          take_turn<false>(out, softmax, item, other, key, cut);
+        }
+        other.exists = false;
       } else {
-        add_other(out, softmax, item, key, cut);
+        other = {true, cut, key, at};
       }
     }
+    if (other.exists) add_other(out, softmax, item, other);
   }
 
   // Adds up the sums of both warpgroups.

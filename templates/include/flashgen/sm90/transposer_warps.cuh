@@ -75,7 +75,8 @@ FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
   // wait for can be followed by another one before this warp arrives.
   for (typename Shared::VRing::State at;; at.advance()) {
     shared.loaded_v_ring().wait_full(at);
-    if (shared.is_end(at.slot()) != 0) return;
+    // The lane that frees the slot reads it.
+    if (shuffle(thread.lane == 0 ? shared.is_end(at.slot()) : 0, 0) != 0) return;
     shared.v_ring().wait_empty(at);
     transpose_share(shared.loaded_v(at), shared.v(at), thread.warp - kFirstTransposer, thread);
     shared.loaded_v_ring().release(at, thread);
