@@ -4,7 +4,8 @@ for tool in memcheck racecheck synccheck initcheck; do
     compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 python tests/gpu/sanitize_callers.py
 done
 
-Names of functions below select some: ``python tests/gpu/sanitize_callers.py cached latent``. Results must be finite. ``sanitize.py`` beside this file has the dense kernels, and says more.
+Names of functions below select some: ``python tests/gpu/sanitize_callers.py cached latent``. Results must be
+finite. ``sanitize.py`` beside this file has the dense kernels, and says more.
 """
 
 from __future__ import annotations

@@ -140,25 +140,29 @@ def test_blocks_of_rows_have_scales_of_their_own(dim: int, block: int, mask: str
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_are_those_alone(dim: int, causal: bool) -> None:
-    torch.manual_seed(0)
-    lengths = [300, 1, 0, 1025, 128]
+def test_packed_sequences_are_as_exact_as_those_alone(dim: int, causal: bool) -> None:
+    problems = [Problem(dim, length, length, "causal" if causal else "full") for length in (300, 1, 1025, 128)]
+    for problem in problems:
+        # FlashAttention-3 has scales of groups.
+        problem.scales[0] = problem.scales[1].repeat_interleave(HEADS // HEADS_KV, 1)
+    # Two of each length, and one of length 0 in their midst.
+    lengths = [300, 300, 1, 1, 0, 1025, 1025, 128, 128]
     starts = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
-    total = sum(lengths)
-    q, k, v = eighths(total, HEADS, dim), eighths(total, HEADS_KV, dim), eighths(total, HEADS_KV, dim)
-    scales = [torch.rand(len(lengths), HEADS_KV, device=DEVICE) + 0.5 for _ in "qkv"]
-    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    q, k, v = (torch.cat([getattr(x, name).flatten(0, 1) for x in problems]) for name in "qkv")
+    k_scale, v_scale = (torch.cat([x.scales[i] for x in problems]) for i in (1, 2))
+    k_scale, v_scale = (torch.cat([x[:4], x[:1], x[4:]]) for x in (k_scale, v_scale))
+    named = {"q_descale": k_scale, "k_descale": k_scale, "v_descale": v_scale}
     longest = max(lengths)
-    out = flash_attn_interface.flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=causal, **named)
-    for i, length in enumerate(lengths):
-        if not length:
-            continue
-        rows = slice(int(starts[i]), int(starts[i]) + length)
-        own = {name: x[i : i + 1] for name, x in named.items()}
-        alone = flash_attn_interface.flash_attn_func(q[rows][None], k[rows][None], v[rows][None], causal=causal, **own)[
-            0
-        ]
-        torch.testing.assert_close(out[rows], alone, atol=3e-2, rtol=3e-2)
+    out, lse = flash_attn_interface.flash_attn_varlen_func(
+        q, k, v, starts, starts, longest, longest, causal=causal, return_attn_probs=True, **named
+    )
+    first = 0
+    for problem in problems:
+        batch, length = problem.q.shape[:2]
+        rows = slice(first, first + batch * length)
+        own_lse = lse[:, rows].view(HEADS, batch, length).transpose(0, 1)
+        judge(problem, out[rows].view(batch, length, HEADS, dim), own_lse)
+        first = rows.stop
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

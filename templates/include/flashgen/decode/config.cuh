@@ -39,7 +39,6 @@ constexpr i32 kMergedRows = 8;
 
 // Named barriers of the warps that compute, and of all.
 constexpr i32 kConsumerBarrier = 1;
-constexpr i32 kBlockBarrier = 2;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
@@ -49,12 +48,6 @@ FLASHGEN_DEVICE void consumers_sync() {
   } else {
     named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize);
   }
-}
-
-// Waits for all warps of a block with producers, which may call it at different places.
-template <DecodeConfig cfg>
-FLASHGEN_DEVICE void warps_sync() {
-  named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
 }
 
 }  // namespace flashgen
