@@ -37,7 +37,7 @@ constexpr i32 kSliceKeys = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 
-// Named barriers of the warps that compute, and of all.
+// The named barrier of the warps that compute.
 constexpr i32 kConsumerBarrier = 1;
 
 // Waits for all warps that compute.
