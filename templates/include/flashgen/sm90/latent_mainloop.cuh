@@ -245,11 +245,7 @@ struct LatentSm90Mainloop {
     issue_first_scores(strip);
     float factor[2];
     if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other.at)) {
-        wgmma_wait<0>();
-        wgmma_pin(strip);
-        scale_rows(out, factor);
-      }
+      if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
       const VHalf v = v_half(other.at, warpgroup());
       v_ring(warpgroup()).wait_full(other.at);
       issue_output_from_shared(out, p_tile(), v);
