@@ -57,5 +57,6 @@ def test_each_product_of_the_portable_kernel_is_in_the_loop_once() -> None:
 def test_hoppers_products_are_under_way_together() -> None:
     made = compiled("sm_90a", 64, 512, mask=fg.causal(), cache="paged")
     assert "(C75" not in made.log
-    # 576 columns of S, and O from 64 keys of the own tile and of the other warpgroup's.
-    assert disassembled(made.image).count("HGMMA.64x") == 36 + 4 + 4
+    # With and without the other warpgroup's product beside S: 576 columns of S, and O from 64 keys of the own tile.
+    # The other warpgroup's tile: beside S, before S, and after the last S.
+    assert disassembled(made.image).count("HGMMA.64x") == 2 * (36 + 4) + 3 * 4

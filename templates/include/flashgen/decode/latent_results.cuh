@@ -30,10 +30,9 @@ struct LatentResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_row([&](i32 row, i32 m, i32 h) {
-      const auto finished = rows.with_sink(row, rows.totals[row]);
+      const auto to = rows.output_row(row, first_block(), rows.with_sink(row, rows.totals[row]));
 #pragma unroll
-      for (i32 n = 0; n < own_blocks; ++n)
-        rows.store_result(row, first_block() + n, pair_of(m, n, h), finished);
+      for (i32 n = 0; n < own_blocks; ++n) rows.store_pair(to, first_block() + n, pair_of(m, n, h));
     });
   }
 

@@ -91,7 +91,7 @@ struct DecodeResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      rows.store_result(row, n, pair, rows.with_sink(row, rows.totals[row]));
+      rows.store_pair(rows.output_row(row, n, rows.with_sink(row, rows.totals[row])), n, pair);
     });
   }
 

@@ -53,10 +53,10 @@ struct RowResults {
           }
         }
       }
-      const Finished finished = with_sink(row, total);
+      const OutputRow to = output_row(row, block_of(0), with_sink(row, total));
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
-        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
+        if (has_block(b)) store_pair(to, block_of(b), sums[b]);
       }
     }
   }
@@ -76,20 +76,29 @@ struct RowResults {
     return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
-  // Writes two columns of O and, with the first ones, L.
-  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+  // A row of O in memory, and what O is multiplied by.
+  struct OutputRow {
+    T* data;
+    float factor;
+  };
+  // Where a row's results go. `n` is the first block that this thread stores. With the first columns it
+  // writes L.
+  FLASHGEN_DEVICE OutputRow output_row(i32 row, i32 n, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = CacheElement::column(n, thread);
-    if (column < cfg.head_dim_v) {
-      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
-      *reinterpret_cast<Pair<T>*>(o) =
-          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
-    }
-    if (column == 0) {
+    if (CacheElement::column(n, thread) == 0) {
       const RowTotal total = finished.total;
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+    return {p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head, finished.factor};
+  }
+  // Writes two columns of O.
+  FLASHGEN_DEVICE void store_pair(const OutputRow& to, i32 n, const FloatPair& pair) const {
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      *reinterpret_cast<Pair<T>*>(to.data + column) =
+          Pair<T>::from(pair.values[0] * to.factor, pair.values[1] * to.factor);
     }
   }
 

@@ -61,7 +61,7 @@ FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::E
   using T = typename QTile::Element;
   constexpr i32 chunk_columns = kChunkBytes / static_cast<i32>(sizeof(T)),
                 chunks = QTile::cols / chunk_columns;
-#pragma unroll 1
+#pragma unroll 2
   for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
     const i32 row = i / chunks, chunk = i % chunks;
     const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * chunk_columns;
