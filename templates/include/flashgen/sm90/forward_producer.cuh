@@ -16,13 +16,10 @@ struct ForwardShared {
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using LoadedVTile = typename Values::Loaded;
   using VTile = typename Values::Operand;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
   static constexpr bool transposes = Values::transposes;
+  using VRing = Ring<cfg.stages>;
 
   u8* base;
   u32 start;
@@ -39,10 +36,10 @@ struct ForwardShared {
       return loaded_v(at);
     }
   }
-  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-  FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
-  FLASHGEN_DEVICE VRing v_ring() const {
+  FLASHGEN_DEVICE Ring<cfg.q_stages> q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> loaded_v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> v_ring() const {
     if constexpr (Values::transposes) {
       return {start + Smem::kTransposedVBarriers};
     } else {
@@ -51,7 +48,7 @@ struct ForwardShared {
   }
   // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
   FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
-  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  FLASHGEN_DEVICE Ring<kForwardTileStages> tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
@@ -91,20 +88,19 @@ struct ForwardProducer {
   // Whether run() loads V.
   static constexpr bool kLoadsValues = !Tile::in_pages;
   using Message = typename Blocks::Message;
+  using TileState = RingState<kForwardTileStages>;
 
   const Params& p;
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::QRing::State q_at;
-  typename Shared::KRing::State k_at;
-  typename Shared::VRing::State v_at;
-  typename Shared::TileRing::State tile_at;
-  // The first tile whose Q is not loaded yet.
-  typename Shared::TileRing::State q_tile_at;
+  RingState<cfg.q_stages> q_at;
+  RingState<cfg.stages> k_at, v_at;
+  // This tile, and the first one whose Q is not loaded yet.
+  TileState tile_at, q_tile_at;
   // The block whose V is not loaded yet, or -1, and the slot of its tile.
   i32 pending_block = -1;
-  typename Shared::TileRing::State pending_tile_at;
+  TileState pending_tile_at;
 
   // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
   FLASHGEN_DEVICE void sync_loading_lanes() const {
