@@ -59,19 +59,12 @@ struct RowSoftmax {
   // Whether the next block sets a reference maximum, or may raise it. The same for all lanes of a warp.
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
-  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
-  // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
-  // `scores_scale`.
+  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
+  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
+  // by `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                  bool /*is_cut*/) {
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
-    return update_rows(scores, logits, may_raise, growth);
-  }
-
- protected:
-  // The same. Logits may exceed a reference maximum by `growth` powers of two.
-  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                   float growth) {
+                                  bool /*is_cut*/,
+                                  float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -93,7 +86,6 @@ struct RowSoftmax {
     return may_raise;
   }
 
- public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
