@@ -16,10 +16,8 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' reference maxima.
-  float reference_max[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
+  float reference_max[2];  // the factor taken out of the row, in the unit of its logits' reference maxima
+  float sum[2];            // this lane's share of the row's sum of exponentials
 
   // Every lane of a row gets the row's sum.
   FLASHGEN_DEVICE void finish() {

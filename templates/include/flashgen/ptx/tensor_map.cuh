@@ -1,4 +1,4 @@
-// Tensor maps, which describe tensors to bulk copies of boxes.
+// Tensor maps: how bulk copies find boxes of tensors.
 #pragma once
 
 namespace flashgen {

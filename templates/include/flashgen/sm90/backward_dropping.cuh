@@ -16,24 +16,15 @@ namespace flashgen {
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
-  template <i32 queries>
-  using Queries = Kept<queries>;
 
-  template <i32 queries, class Params>
-  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
+  template <i32 queries>
+  FLASHGEN_DEVICE static NoDropout draw_queries(const auto&...) {
     return {};
   }
-  template <bool has_slope, i32 queries>
-  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
-  template <i32 queries>
-  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
-                                             Thread) {}
-  template <i32 count, class Kept>
-  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
-  template <class Params>
-  FLASHGEN_DEVICE static bool keeps(const Params&, i32, i32, i32, i32) {
-    return true;
-  }
+  template <bool has_slope>
+  FLASHGEN_DEVICE static void drop(const auto&...) {}
+  FLASHGEN_DEVICE static void drop_gradients(const auto&...) {}
+  FLASHGEN_DEVICE static bool keeps(const auto&...) { return true; }
 };
 
 struct PhiloxBackwardDropout : PhiloxDropout {

@@ -1,5 +1,5 @@
-// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
-// lie. The Tile policy of the mainloop.
+// A tile of queries, as the scheduler announces it: where its rows, keys and values lie. The Tile policy of
+// the mainloop.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/sequence.cuh"

@@ -4,31 +4,27 @@
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
 // outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
-// maxima (tile_checks.cuh).
-//
-// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+// maxima (tile_checks.cuh). Not `anchored`: a running maximum, as in FlashAttention-2.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
-// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
+// How many powers of two a reference maximum lies above the first block's maximum, and above a running one:
+// whole numbers, so that they round nothing. Small for half_t, whose probabilities would otherwise underflow.
 template <class T>
 constexpr float kHeadroom = 40.0f;
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
-// The same for a running maximum.
 template <class T>
 constexpr float kRunningHeadroom = 0.0f;
-// Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
-// with values up to 2^100 are then finite.
+// Logits may exceed the reference maximum by at most this many powers of two: products of exponentials with
+// values up to 2^100 are then finite. A row whose logits exceed it has a larger sum than kLargestSum.
 template <class T>
 constexpr float kMaxGrowth = 24.0f;
 template <>
 constexpr float kMaxGrowth<half_t> = 14.0f;
-// A row whose logits exceed kMaxGrowth has a larger sum than this.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 template <>
@@ -43,8 +39,7 @@ struct RowSoftmax {
   RowStatistics rows;
   // If update_max() returns true, the output so far must be multiplied by this.
   float scores_scale[2];
-  // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
-  // its products.
+  // Whether some row of the warp has no reference maximum yet. A vote in each step would delay its products.
   bool lacks_max;
 
   FLASHGEN_DEVICE void reset() {
