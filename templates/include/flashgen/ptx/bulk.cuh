@@ -3,7 +3,6 @@
 // threads wrote.
 #pragma once
 #include "flashgen/primitives.cuh"
-#include "flashgen/ptx/tensor_map.cuh"
 
 namespace flashgen {
 

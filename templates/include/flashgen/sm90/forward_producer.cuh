@@ -78,14 +78,12 @@ struct ForwardShared {
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
 // late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-//
-// A block of keys in pages is many boxes, and a warp issues them one after another. So two warps load them:
-// run() then loads Q and K, and run_values() V.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
-  // Whether run() loads V.
+  // Whether run() loads V. A block of keys in pages is many boxes, and a warp issues them one after another. So
+  // two warps load them: run() then loads Q and K, and run_values() V.
   static constexpr bool kLoadsValues = !Tile::in_pages;
   using Message = typename Blocks::Message;
   using TileState = RingState<kForwardTileStages>;
