@@ -9,8 +9,7 @@
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
-// header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/sm90/dropping.cuh"
@@ -28,8 +27,7 @@ template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileSc
           class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
-  // the end of the sequence.
+  // Whether V may hold keys that a row must not attend to, by a mask or beyond the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks, Values>;
@@ -39,8 +37,7 @@ struct ForwardMainloop {
   using Factors = typename Scales::Factors;
   using TileState = RingState<kForwardTileStages>;
 
-  // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
-  // uniform register.
+  // A block of keys for a tile of queries. Members are words: ptxas keeps no bool in a uniform register.
   struct Step {
     TileKind kind;
     Blocks blocks;

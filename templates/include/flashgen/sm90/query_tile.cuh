@@ -36,7 +36,7 @@ struct alignas(16) DenseTile {
 
   // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
-  // Whether keys and values lie in pages. All lanes of a producer then load boxes of them.
+  // Whether keys and values lie in pages, which all lanes of a producer load.
   static constexpr bool in_pages = false;
   template <i32 tile_kv>
   FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {

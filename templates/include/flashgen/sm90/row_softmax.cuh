@@ -12,9 +12,10 @@
 namespace flashgen {
 
 // How many powers of two a reference maximum lies above the first block's maximum, and above a running one:
-// whole numbers, so that they round nothing. Small for half_t, whose probabilities would otherwise underflow.
+// whole numbers, so that they round nothing.
 template <class T>
 constexpr float kHeadroom = 40.0f;
+// It is small where probabilities would otherwise underflow.
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
 template <class T>
