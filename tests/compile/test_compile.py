@@ -103,7 +103,7 @@ GRID = """
   store_release(counter, atomic_add_release(counter, 1) + load_acquire(counter + 1) + atomic_add(counter, 2u));
   atomic_or(counter, 1u << 31);
   out[3] += atomic_inc_acq_rel(counter + 4, 7u);
-  out[2] += atomic_add_i32(reinterpret_cast<i32*>(out), -1) + atomic_add_f32(out, 1.0f);
+  out[2] += atomic_add(reinterpret_cast<i32*>(out), -1) + atomic_add(out, 1.0f);
 """
 WARPGROUP = """
   float accumulators[32] = {};

@@ -47,7 +47,7 @@ READS = {
 WRITES = {
     "store": "if (t == 0) x[0] = 1.0f;",
     "reduce_add": "reduce_add(x, 1.0f);",
-    "atomic_add": "atomic_add_f32(x, 1.0f);",
+    "atomic_add": "atomic_add(x, 1.0f);",
     "atomic_or": "atomic_or(reinterpret_cast<u32*>(x), 1u);",
     "store_release": "store_release(reinterpret_cast<u32*>(x), 1u);",
     "bulk store": "if (t == 0) { bulk_store(x, data, 128); END }",

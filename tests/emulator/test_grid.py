@@ -28,8 +28,8 @@ def test_atomic_additions_give_what_was_there(run: Any, schedule: str) -> None:
     seen = np.zeros(96, np.uint32)
     integer, real = np.full(1, -5, np.int32), np.zeros(1, np.float32)
     body = """seen[atomic_add(count, 1u)] = 1;
-    atomic_add_i32(integer, thread_idx() % 2 ? -3 : 2);
-    atomic_add_f32(real, 0.5f);"""
+    atomic_add(integer, thread_idx() % 2 ? -3 : 2);
+    atomic_add(real, 0.5f);"""
     run(body, blocks=3, schedule=schedule, seen=seen, count=zero(), integer=integer, real=real)
     assert (seen == 1).all()
     assert integer[0] == -5 - 48

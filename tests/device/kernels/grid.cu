@@ -37,8 +37,8 @@ FLASHGEN_DEVICE void run(const Params& params) {
     params.out[atomic_add(params.counter, 1u)] = 1;
   }
   if constexpr (variant == Variant::kSums) {
-    atomic_add_i32(params.sums, params.x[i]);
-    atomic_add_f32(params.total, static_cast<float>(params.x[i]));
+    atomic_add(params.sums, params.x[i]);
+    atomic_add(params.total, static_cast<float>(params.x[i]));
   }
   if constexpr (variant == Variant::kBits) {
     // Bits that some set, beside what others add up.

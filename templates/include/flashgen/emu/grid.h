@@ -8,11 +8,11 @@ namespace flashgen {
 FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value, FLASHGEN_EMU_SITE) {
   return flashgen_emu_atomic_add_u32(address, value, false, site);
 }
-FLASHGEN_DEVICE i32 atomic_add_i32(i32* address, i32 value, FLASHGEN_EMU_SITE) {
+FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value, FLASHGEN_EMU_SITE) {
   return static_cast<i32>(
       flashgen_emu_atomic_add_u32(reinterpret_cast<u32*>(address), static_cast<u32>(value), false, site));
 }
-FLASHGEN_DEVICE float atomic_add_f32(float* address, float value, FLASHGEN_EMU_SITE) {
+FLASHGEN_DEVICE float atomic_add(float* address, float value, FLASHGEN_EMU_SITE) {
   return flashgen_emu_atomic_add_f32(address, value, site);
 }
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits, FLASHGEN_EMU_SITE) {

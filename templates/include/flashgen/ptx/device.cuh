@@ -24,8 +24,10 @@ FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) 
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
-template <class T>
-FLASHGEN_DEVICE T shuffle(T value, i32 source_lane) {
+FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
+  return __shfl_sync(0xffffffffu, value, source_lane);
+}
+FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }

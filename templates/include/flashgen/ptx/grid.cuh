@@ -7,7 +7,7 @@ namespace flashgen {
 
 // ---- Atomic operations, relaxed unless their names say otherwise. Additions return the previous value.
 
-FLASHGEN_DEVICE i32 atomic_add_i32(i32* address, i32 value) {
+FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
   asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
@@ -17,7 +17,7 @@ FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
   asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
-FLASHGEN_DEVICE float atomic_add_f32(float* address, float value) {
+FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;

@@ -34,7 +34,7 @@ struct alignas(16) Vec16 {
 // Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
 // gets it in its __grid_constant__ parameters.
 struct alignas(64) TensorMap {
-  u64 words[16];
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen

@@ -16,29 +16,27 @@ struct WgmmaFours {
 #define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
 #define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
   template <class T, Major... majors>                                                                        \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const MatrixDescriptor(&a)[4],                     \
-                                       const MatrixDescriptor(&b)[4], i32 add) {                             \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4], i32 add) {     \
     asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
                      WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
                          WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
                  : WGMMA_REGISTERS_##n(c)                                                                    \
-                 : "l"(a[0].bits()), "l"(b[0].bits()), "l"(a[1].bits()), "l"(b[1].bits()), "l"(a[2].bits()), \
-                   "l"(b[2].bits()), "l"(a[3].bits()), "l"(b[3].bits()), "r"(add), WGMMA_FORM);              \
+                 : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
+                   "r"(add), WGMMA_FORM);                                                                    \
   }
 // The last product is issued first.
 #define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
                       i16, i17, i18, i19, i20, i21, i22)                                                    \
   template <class T, Major... majors>                                                                       \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4],                              \
-                                       const MatrixDescriptor(&b)[4], i32 add) {                            \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4], i32 add) { \
     asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
                      WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
                          WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
                              WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
                  : WGMMA_REGISTERS_##n(c)                                                                   \
                  : WGMMA_LEFT_REGISTERS(a[3]), WGMMA_LEFT_REGISTERS(a[2]), WGMMA_LEFT_REGISTERS(a[1]),      \
-                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3].bits()), "l"(b[2].bits()), "l"(b[1].bits()),        \
-                   "l"(b[0].bits()), "r"(add), WGMMA_FORM);                                                 \
+                   WGMMA_LEFT_REGISTERS(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(add),        \
+                   WGMMA_FORM);                                                                             \
   }
 #define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
   template <>                                                                                \
@@ -57,25 +55,31 @@ WGMMA_SHAPES(WGMMA_FOURS)
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                    const MatrixDescriptor (&b)[4]) {
-  WgmmaFours<n>::template add_ss<T, a_major, b_major>(d, a, b, 1);
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_ss<T, a_major, b_major>(d, left, right, 1);
 }
 // The same without what d held. The compiler knows that the previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                          const MatrixDescriptor (&b)[4]) {
-  WgmmaFours<n>::template set_ss<T, a_major, b_major>(d, a, b, 0);
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template set_ss<T, a_major, b_major>(d, left, right, 0);
 }
 // With the left operands in registers, plus what d held if `accumulate`.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
-  WgmmaFours<n>::template add_rs<T, b_major>(d, a, b, accumulate);
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_rs<T, b_major>(d, a, right, accumulate);
 }
 // The same without what d held.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_first_four(float (&d)[n / 2], const u32 (&a)[4][4],
                                          const MatrixDescriptor (&b)[4]) {
-  WgmmaFours<n>::template set_rs<T, b_major>(d, a, b, 0);
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template set_rs<T, b_major>(d, a, right, 0);
 }
 
 }  // namespace flashgen
