@@ -1,13 +1,4 @@
 // Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
-//
-//     draw<keys>(...)                               which pairs are kept, where rows are queries
-//     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
-//     factor(p)                                     1 / (1 - rate), by which results are multiplied
-//
-// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
-// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 #pragma once
 #include "flashgen/sm90/dropping.cuh"
 #include "flashgen/sm90/kept_queries.cuh"
@@ -27,6 +18,14 @@ struct NoBackwardDropout : NoDropout {
   FLASHGEN_DEVICE static bool keeps(const auto&...) { return true; }
 };
 
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
+//
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 struct PhiloxBackwardDropout : PhiloxDropout {
   static constexpr bool drops = true;
   template <i32 queries>

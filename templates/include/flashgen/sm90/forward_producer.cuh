@@ -82,8 +82,8 @@ template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class S
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
-  // Whether run() loads V. A block of keys in pages is many boxes, and a warp issues them one after another. So
-  // two warps load them: run() then loads Q and K, and run_values() V.
+  // Whether run() loads V. A block of keys in pages is many boxes, and a warp issues them one after another.
+  // So two warps load them: run() then loads Q and K, and run_values() V.
   static constexpr bool kLoadsValues = !Tile::in_pages;
   using Message = typename Blocks::Message;
   using TileState = RingState<kForwardTileStages>;
@@ -100,11 +100,6 @@ struct ForwardProducer {
   i32 pending_block = -1;
   TileState pending_tile_at;
 
-  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
-  FLASHGEN_DEVICE void sync_loading_lanes() const {
-    if constexpr (Tile::in_pages) warp_sync();
-  }
-  FLASHGEN_DEVICE bool loads() const { return Tile::in_pages || elected; }
   // Loads Q of the tile at q_tile_at, unless there is no such tile.
   FLASHGEN_DEVICE void load_q() {
     shared.tile_ring().wait_full(q_tile_at);
@@ -119,25 +114,38 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-    if (elected) {
+    if constexpr (Tile::in_pages) {
+      const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
+      if (elected) {
+        shared.k_ring().wait_empty(k_at);
+        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      }
+      // All lanes load pages, once the elected one has seen the empty slot.
+      warp_sync();
+      tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
+    } else if (elected) {
       shared.k_ring().wait_empty(k_at);
       if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
       mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     k_at.advance();
   }
   FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-    if (elected) {
+    if constexpr (Tile::in_pages) {
+      const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
+      if (elected) {
+        shared.loaded_v_ring().wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      }
+      warp_sync();
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
+    } else if (elected) {
       shared.loaded_v_ring().wait_empty(v_at);
       mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads())
-      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
     v_at.advance();
   }
   // V of a step is loaded after K of the next one, because consumers need it later.
