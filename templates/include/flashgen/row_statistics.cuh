@@ -27,8 +27,7 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
   // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  template <class Logits>
-  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const auto& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));

@@ -62,8 +62,7 @@ struct PhiloxBackwardDropout : PhiloxDropout {
 #pragma unroll
     for (i32 i = 0; i < count; ++i) dp[i] = kept.has(0, i / 4, i % 4) ? dp[i] : preset[i % 4 / 2];
   }
-  template <class Params>
-  FLASHGEN_DEVICE static bool keeps(const Params& p, i32 sequence, i32 head, i32 q, i32 key) {
+  FLASHGEN_DEVICE static bool keeps(const auto& p, i32 sequence, i32 head, i32 q, i32 key) {
     return Dropout::of(p, sequence, head).keeps(static_cast<u32>(q), static_cast<u32>(key));
   }
 };

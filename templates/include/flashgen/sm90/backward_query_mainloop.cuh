@@ -264,8 +264,7 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    template <class Kept>
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const auto& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
