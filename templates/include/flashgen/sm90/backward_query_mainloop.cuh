@@ -18,21 +18,14 @@
 namespace flashgen {
 
 struct BackwardQueryConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 k_stages;
-  i32 v_stages;
-  // Queries per row of row_stats.
-  i32 stats_rows;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 k_stages, v_stages;
+  i32 stats_rows;  // queries per row of row_stats
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // heads whose operands stay in the L2 cache
+  bool has_lower, has_upper;
 };
 
 // The same tiles as the forward kernel's config has them, for its scheduler and its blocks of keys.
