@@ -12,17 +12,17 @@
 //          118  Banded masks.
 //          126  Streaming tiles between global and shared memory.
 //          139  Keys and values in a cache.
-//          205  Floats of eight bits.
-//          242  New keys and values of an 8-bit cache.
-//          260  Single elements from floats.
-//          272  Rotary position embedding, and rows of a head copied with it.
-//          323  The kernel: its configuration, parameters and text.
+//          201  Floats of eight bits.
+//          238  New keys and values of an 8-bit cache.
+//          254  Single elements from floats.
+//          266  Rotary position embedding, and rows of a head copied with it.
+//          315  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -158,27 +158,23 @@ struct CachedSequence {
   }
 
   // No more than the longest sequence may have.
-  template <class Params>
-  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static Range queries_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
     const i32 first = p.cu_seqlens_q[sequence];
     return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 
   // The same where an array may say how many keys all sequences before this one have.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 keys_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_k == nullptr) return before(p, sequence);
     return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
@@ -243,9 +239,7 @@ FLASHGEN_DEVICE E quantized(float x) {
 // New keys and values of an 8-bit cache: they are divided by a scale, and rounded.
 
 template <class Stored, class T>
-FLASHGEN_DEVICE void put(Stored& to, T x, float scale) {
-  to = quantized<Stored>(to_float(x) / scale);
-}
+FLASHGEN_DEVICE void put(Stored& to, T x, float scale) { to = quantized<Stored>(to_float(x) / scale); }
 
 // The scale of a new row: that of its head, or of the page that it comes into.
 struct HeadScale {
@@ -282,9 +276,7 @@ struct AppendConfig {
 // Stores an element in a row of the same type, which has no scale. For 8-bit caches see
 // append_eight_bits.cuh.
 template <class T>
-FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) {
-  to = x;
-}
+FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) { to = x; }
 
 // Which elements of a head are turned together, and by which angles. Pairs of elements are counted through:
 // those that are turned come first, and behind them neighbours that are not.
@@ -348,35 +340,18 @@ struct Params {
   const i32* rotary_positions;  // position of the first new key and query; null: cache_seqlens
   const element_t* rotary_cos;  // (positions, rotary_dim / 2)
   const element_t* rotary_sin;
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 new_k_batch;
-  i64 new_k_row;
-  i64 new_k_head;
-  i64 new_v_batch;
-  i64 new_v_row;
-  i64 new_v_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 rotated_q_batch;
-  i64 rotated_q_row;
-  i64 rotated_q_head;
-  i64 k_scale_row;  // stride between sequences; 0: they share the scale
-  i64 k_scale_head;
-  i64 v_scale_row;
-  i64 v_scale_head;
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 new_k_batch, new_k_row, new_k_head, new_v_batch, new_v_row, new_v_head;
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 rotated_q_batch, rotated_q_row, rotated_q_head;
+  i64 k_scale_row, k_scale_head;  // strides between sequences and heads; 0: they share the scale
+  i64 v_scale_row, v_scale_head;
   i64 table_row;  // stride between rows of the table
   i64 cos_row;
   i64 sin_row;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
   i32 len_new;      // keys to append to the cache
   i32 page_size;    // keys per page
   i32 rotary_rows;  // positions in the tables

@@ -11,15 +11,15 @@
 //           70  Element types.
 //          109  Streaming tiles between global and shared memory.
 //          122  Keys and values in a cache.
-//          164  Single elements from floats.
-//          176  Rotary position embedding, and rows of a head copied with it.
-//          230  The kernel: its configuration, parameters and text.
+//          162  Single elements from floats.
+//          174  Rotary position embedding, and rows of a head copied with it.
+//          226  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -131,14 +131,12 @@ struct CachedSequence {
   i32 first_q;
   i32 len_q, len_kv;
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 };
@@ -186,9 +184,7 @@ struct AppendConfig {
 // Stores an element in a row of the same type, which has no scale. For 8-bit caches see
 // append_eight_bits.cuh.
 template <class T>
-FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) {
-  to = x;
-}
+FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) { to = x; }
 struct NoScale {
   FLASHGEN_DEVICE float at(i32 /*row*/) const { return 1.0f; }
 };
@@ -253,31 +249,16 @@ struct Params {
   const i32* rotary_positions;  // position of the first new key and query; null: cache_seqlens
   const element_t* rotary_cos;  // (positions, rotary_dim / 2)
   const element_t* rotary_sin;
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 new_k_batch;
-  i64 new_k_row;
-  i64 new_k_head;
-  i64 new_v_batch;
-  i64 new_v_row;
-  i64 new_v_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 rotated_q_batch;
-  i64 rotated_q_row;
-  i64 rotated_q_head;
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 new_k_batch, new_k_row, new_k_head, new_v_batch, new_v_row, new_v_head;
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 rotated_q_batch, rotated_q_row, rotated_q_head;
   i64 table_row;  // stride between rows of the table
   i64 cos_row;
   i64 sin_row;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
   i32 len_new;      // keys to append to the cache
   i32 page_size;    // keys per page
   i32 rotary_rows;  // positions in the tables

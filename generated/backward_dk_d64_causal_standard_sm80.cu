@@ -8,20 +8,20 @@
 // smem     49152 bytes
 //
 // contents  23  Instructions, one per function: types, device, copy, math, matrix.
-//          170  Element types.
-//          229  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          296  Operands of warp-level matrix products.
-//          386  Warp-level matrix products.
-//          457  Streaming tiles between global and shared memory.
-//          573  What the backward kernels are made of.
-//          597  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          786  The kernel: its configuration, parameters and text.
+//          168  Element types.
+//          226  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          293  Operands of warp-level matrix products.
+//          380  Warp-level matrix products.
+//          451  Streaming tiles between global and shared memory.
+//          563  What the backward kernels are made of.
+//          587  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          776  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -102,9 +102,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -190,8 +188,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -299,10 +296,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -526,13 +520,9 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (async_copy) cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { if constexpr (async_copy) cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (async_copy) cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { if constexpr (async_copy) cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -805,16 +795,11 @@ constexpr StandardConfig kConfig{
 struct Params {
   const element_t* q;
   element_t* dk;
-  const element_t* dscores;  // dS, of the shape of S
-  i64 q_batch;               // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 dk_batch;
-  i64 dk_row;
-  i64 dk_head;
+  const element_t* dscores;    // dS, of the shape of S
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 dk_batch, dk_row, dk_head;
   i32 heads_q;
-  i32 len_q;
-  i32 len_kv;
+  i32 len_q, len_kv;
   i32 score_pitch;  // elements from one row of S, P or dS to the next, a multiple of 8
   i32 group;        // query heads per key/value head
   float scale;

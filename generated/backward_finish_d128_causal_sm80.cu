@@ -9,16 +9,16 @@
 //
 // contents  20  Instructions, one per function: types, device, math.
 //           76  Element types.
-//          129  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          168  Streaming tiles between global and shared memory.
-//          223  What the backward kernels are made of.
-//          296  The kernel: its configuration, parameters and text.
+//          128  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          167  Streaming tiles between global and shared memory.
+//          222  What the backward kernels are made of.
+//          288  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -93,8 +93,7 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -224,19 +223,12 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 // What the backward kernels are made of.
 
 struct BackwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   // How many warps stand above one another on each product; the others stand side by side.
-  i32 score_warps;
-  i32 dk_warps;
-  i32 dv_warps;
-  i32 dq_warps;
-  bool has_lower;
-  bool has_upper;
+  i32 score_warps, dk_warps, dv_warps, dq_warps;
+  bool has_lower, has_upper;
   bool vector_reduction;
   i32 access_bytes;
   bool async_copy;
@@ -319,10 +311,8 @@ constexpr BackwardConfig kConfig{
 
 struct Params {
   element_t* dq;
-  const float* dq_accum;  // workspace that dQ is summed in
-  i64 dq_batch;           // strides are in elements
-  i64 dq_row;
-  i64 dq_head;
+  const float* dq_accum;          // workspace that dQ is summed in
+  i64 dq_batch, dq_row, dq_head;  // strides are in elements
   i32 heads_q;
   i32 len_q;
   float scale;

@@ -13,34 +13,34 @@
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 //
 // contents   51  Instructions, one per function: types, device, math, matrix.
-//           141  Element types.
-//           178  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           530  Tiles as TMA writes them and wgmma reads them.
-//           656  Which pairs dropout keeps in transposed scores.
-//           664  Banded masks.
-//           724  The order in which persistent blocks draw tiles.
-//           760  Streaming tiles between global and shared memory.
-//           806  Where a tile of keys lies, and the queries that attend to it.
-//           929  Probabilities P of transposed scores, and the factor of dS.
-//           962  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//          1022  Instructions, one per function: packed.
-//          1036  Dropout of probabilities.
-//          1053  Dropout of probabilities in the backward pass.
-//          1083  Writing a warpgroup's results to shared and global memory.
-//          1103  What the backward mainloops do with fragments.
-//          1175  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1196  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
-//          1250  Finding NaN and infinity.
-//          1265  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1284  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
-//          1334  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1381  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1458  What the backward kernels that keep tiles of keys share.
-//          1604  What the warps of a block of the fused backward kernel share.
-//          1709  The backward pass on Hopper, for heads up to 128 wide.
-//          2002  dQ as a sum over tiles of keys, added in any order.
-//          2258  Positions in rings whose number of slots is no power of two.
-//          2282  The kernel: its configuration, parameters and text.
+//           147  Element types.
+//           183  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma.
+//           519  Tiles as TMA writes them and wgmma reads them.
+//           645  Which pairs dropout keeps in transposed scores.
+//           653  Banded masks.
+//           713  The order in which persistent blocks draw tiles.
+//           748  Streaming tiles between global and shared memory.
+//           794  Where a tile of keys lies, and the queries that attend to it.
+//           903  Probabilities P of transposed scores, and the factor of dS.
+//           936  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           996  Instructions, one per function: packed.
+//          1010  Dropout of probabilities.
+//          1022  Dropout of probabilities in the backward pass.
+//          1035  Writing a warpgroup's results to shared and global memory.
+//          1055  What the backward mainloops do with fragments.
+//          1127  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1148  The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
+//          1191  Finding NaN and infinity.
+//          1205  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1224  Tiles of queries whose dQ is summed in global memory, and the order in which thread blocks finish them.
+//          1267  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1313  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1389  What the backward kernels that keep tiles of keys share.
+//          1533  What the warps of a block of the fused backward kernel share.
+//          1638  The backward pass on Hopper, for heads up to 128 wide.
+//          1931  dQ as a sum over tiles of keys, added in any order.
+//          2187  Positions in rings whose number of slots is no power of two.
+//          2211  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -49,7 +49,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -66,6 +66,12 @@ struct bfloat16_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen
@@ -162,8 +168,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -214,34 +219,25 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // Orders ordinary accesses of this thread, and those that a barrier ordered before it, before later accesses
 // by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// The same for shared memory alone.
+// Orders this thread's accesses of shared memory before later ones by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The same for global memory alone. It does not wait for shared memory.
+// As fence_proxy_async() for global memory alone. It does not wait for shared memory.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-// ---- flashgen/ptx/tensor_map.cuh
-// Tensor maps, which describe tensors to bulk copies of boxes.
-
-// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
-// it in its __grid_constant__ parameters.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
 
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 
 // ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
 // multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
@@ -277,9 +273,7 @@ FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) 
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory"); }
 // Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
@@ -338,32 +332,16 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- flashgen/ptx/warpgroup.cuh
-// Reallocation of registers among warpgroups (sm_90a).
-
-// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
-// An increase waits until other warpgroups have released enough.
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
 // ---- flashgen/ptx/descriptor.cuh
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -395,8 +373,19 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
 
-// Orders accesses of registers before later products that use them. It is needed before the first product,
-// and again after accumulators or fragments of the left operand were modified.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Orders accesses of registers before later products that use them: before the first one, and again after
+// accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
@@ -724,11 +713,10 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
 //
-// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
-// section the turn varies slowest.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache.
 
-// A tile's turn among those of its head, and the head, counted over all sequences.
+// A tile's turn among those of its head, and the head, counted over all sequences. Turns vary slowest.
 struct SectionTile {
   i32 turn;
   i32 head;
@@ -825,19 +813,10 @@ struct alignas(16) DenseKeyTile {
   bool is_attended;
 
   // The rows of dK and dV.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
-    return head * p.group + member;
-  }
+  FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_kv; }
+  FLASHGEN_DEVICE i32 query_head(const auto& p, i32 member) const { return head * p.group + member; }
   // The first head of queries of the group, counted over all sequences.
-  template <class Params>
-  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
-    return sequence * p.heads_q + head * p.group;
-  }
+  FLASHGEN_DEVICE i32 first_head(const auto& p) const { return sequence * p.heads_q + head * p.group; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
@@ -850,20 +829,15 @@ struct alignas(16) DenseKeyTile {
     return (sequence * p.heads_q + query_head(p, step.member)) * p.q_tiles + step.block;
   }
   template <i32 tile_q, class Params>
-  FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
-    return first_head(p) % p.sum_heads * p.q_tiles;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
+  FLASHGEN_DEVICE i32 first_sum(const Params& p) const { return first_head(p) % p.sum_heads * p.q_tiles; }
+  FLASHGEN_DEVICE static i32 sum(const auto& p, i32 first_sum, QueryStep step) {
     return first_sum + step.member * p.q_tiles + step.block;
   }
   // The sum of a tile of queries whose number is given, and whether another head will use it.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum_of(const Params& p, i32 head, i32 query_tile) {
+  FLASHGEN_DEVICE static i32 sum_of(const auto& p, i32 head, i32 query_tile) {
     return query_tile - (head - head % p.sum_heads) * p.q_tiles;
   }
-  template <class Params>
-  FLASHGEN_DEVICE static bool is_sum_needed_again(const Params& p, i32 head) {
+  FLASHGEN_DEVICE static bool is_sum_needed_again(const auto& p, i32 head) {
     return head + p.sum_heads < p.tiles / p.kv_tiles * p.group;
   }
   template <i32 tile_kv, class Params>
@@ -1038,46 +1012,24 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
 
 namespace flashgen {
 
+// Keeps all pairs.
 struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
-  struct Kept {};
-
-  template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
-    return {};
-  }
+  FLASHGEN_DEVICE static NoDropout draw(const auto&...) { return {}; }
   FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 // ---- flashgen/sm90/backward_dropping.cuh
 // Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
-//
-//     draw<keys>(...)                               which pairs are kept, where rows are queries
-//     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
-//     factor(p)                                     1 / (1 - rate), by which results are multiplied
-//
-// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
-// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
-  template <i32 queries>
-  using Queries = Kept<queries>;
 
-  template <i32 queries, class Params>
-  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
-    return {};
-  }
-  template <bool has_slope, i32 queries>
-  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
   template <i32 queries>
-  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
-                                             Thread) {}
-  template <i32 count, class Kept>
-  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+  FLASHGEN_DEVICE static NoDropout draw_queries(const auto&...) { return {}; }
+  template <bool has_slope>
+  FLASHGEN_DEVICE static void drop(const auto&...) {}
+  FLASHGEN_DEVICE static void drop_gradients(const auto&...) {}
 };
 
 // ---- flashgen/strip.cuh
@@ -1197,27 +1149,16 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], T
 // The sizes of the fused backward kernel for Hopper, which the plan chooses, and how its consumers divide dQ.
 
 struct BackwardSm90Config {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 do_stages;
-  i32 ds_stages;
-  // Slots for sums of dQ to be scaled and rounded, and for rounded ones.
-  i32 sum_stages;
-  i32 rounded_stages;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 q_stages, do_stages, ds_stages;
+  i32 sum_stages, rounded_stages;  // slots for sums of dQ to be scaled and rounded, and for rounded ones
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  // The next step's scores are preset to -L while dK is multiplied.
-  bool presets_ahead;
-  // dQ is multiplied after dK, and takes the registers of dP. Otherwise it is multiplied between dV and dK.
-  bool dq_last;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;   // heads whose operands stay in the L2 cache
+  bool presets_ahead;  // the next step's scores are preset to -L while dK is multiplied
+  bool dq_last;        // dQ is multiplied after dK, in the registers of dP, and not between dV and dK
+  bool has_lower, has_upper;
 };
 
 constexpr i32 kPanelColumns = 64;
@@ -1250,9 +1191,8 @@ struct DqShare {
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN,
-// or, as rows of V and dO do, a whole row.
+// 0, or NaN if an element of a lane's first row, or the first one of its second row, is not finite. That is
+// enough: an operand that reaches rows it must not reach makes a column of all rows NaN, or a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};
@@ -1299,20 +1239,13 @@ struct DenseDqTile {
   }
   // Where its rows begin in the map of dQ.
   template <class Params>
-  FLASHGEN_DEVICE i32 first_row(const Params&, i32 tile_q) const {
-    return block * tile_q;
-  }
+  FLASHGEN_DEVICE i32 first_row(const Params&, i32 tile_q) const { return block * tile_q; }
   // The last coordinate in the map of dQ.
   FLASHGEN_DEVICE i32 place() const { return sequence; }
   template <class Mask, class Params>
-  FLASHGEN_DEVICE Mask mask(const Params& p) const {
-    return Mask::of(p, sequence, head);
-  }
+  FLASHGEN_DEVICE Mask mask(const Params& p) const { return Mask::of(p, sequence, head); }
   // The number of tiles of keys of a head, and of those with keys that are used.
-  template <class Params>
-  FLASHGEN_DEVICE i32 key_tiles(const Params& p, i32 /*tile_kv*/) const {
-    return p.kv_tiles;
-  }
+  FLASHGEN_DEVICE i32 key_tiles(const auto& p, i32 /*tile_kv*/) const { return p.kv_tiles; }
 };
 
 // by_heads(number): head after head. by_sections<descending>(number): in sections of heads, as tiles of keys
@@ -1335,8 +1268,7 @@ struct FinishOrder {
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
@@ -1431,8 +1363,7 @@ struct BandQueries {
     block = descending ? blocks.end - 1 : blocks.begin;
   }
   FLASHGEN_DEVICE bool over() const { return left == 0; }
-  template <class Read>
-  FLASHGEN_DEVICE QueryStep take(const Read&) {
+  FLASHGEN_DEVICE QueryStep take(const auto&) {
     const QueryStep step = {member, block};
     --left;
     if constexpr (descending) {
@@ -1503,9 +1434,7 @@ struct KeyTileShared {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
-  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
-    return {};
-  }
+  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const { return {}; }
 };
 
 // One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA.
@@ -2305,35 +2234,21 @@ constexpr BackwardSm90Config kConfig{
 };
 
 struct Params {
-  TensorMap q_map;  // for TMA
-  TensorMap k_map;
-  TensorMap v_map;
-  TensorMap dout_map;
-  TensorMap row_stats_map;
-  TensorMap dk_map;
-  TensorMap dv_map;
-  TensorMap dq_accum_map;
-  TensorMap dq_map;
-  // workspace that dQ is summed in
-  float* dq_accum;
-  // tiles drawn, then blocks done; 0 between launches
-  u32* counter;
+  TensorMap q_map, k_map, v_map, dout_map, row_stats_map, dk_map, dv_map, dq_accum_map, dq_map;  // for TMA
+  float* dq_accum;  // workspace that dQ is summed in
+  u32* counter;     // tiles drawn, then blocks done; 0 between launches
   // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
-  // flags of tiles of dQ, then of dK and dV, that are not finite
-  u32* failed_tiles;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
-  i32 q_tiles;      // tiles of queries of one head
-  i32 kv_tiles;     // tiles of keys of one head
-  i32 tiles;        // tiles of all heads of all sequences
-  i32 sum_heads;    // query heads in dq_accum, a ring
-  i32 query_flags;  // how many of these are of dQ
+  u32* failed_tiles;  // flags of tiles of dQ, then of dK and dV, that are not finite
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
+  i32 q_tiles;                 // tiles of queries of one head
+  i32 kv_tiles;                // tiles of keys of one head
+  i32 tiles;                   // tiles of all heads of all sequences
+  i32 sum_heads;               // query heads in dq_accum, a ring
+  i32 query_flags;             // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };

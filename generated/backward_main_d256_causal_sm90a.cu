@@ -14,28 +14,28 @@
 // because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
 // contents   46  Instructions, one per function: types, device, math.
-//           129  Element types.
-//           164  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           490  Tiles as TMA writes them and wgmma reads them.
-//           593  Which pairs dropout keeps in transposed scores.
-//           601  Banded masks.
-//           654  The order in which persistent blocks draw tiles.
-//           690  Streaming tiles between global and shared memory.
-//           703  Where a tile of keys lies, and the queries that attend to it.
-//           807  Probabilities P of transposed scores, and the factor of dS.
-//           840  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
-//           900  Instructions, one per function: packed.
-//           914  Dropout of probabilities.
-//           931  Dropout of probabilities in the backward pass.
-//           961  Writing a warpgroup's results to shared and global memory.
-//          1014  What the backward mainloops do with fragments.
-//          1050  Finding NaN and infinity.
-//          1065  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1078  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1124  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1201  What the backward kernels that keep tiles of keys share.
-//          1347  The backward pass on Hopper, for heads wider than 128.
-//          1648  The kernel: its configuration, parameters and text.
+//           135  Element types.
+//           169  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma.
+//           481  Tiles as TMA writes them and wgmma reads them.
+//           584  Which pairs dropout keeps in transposed scores.
+//           592  Banded masks.
+//           645  The order in which persistent blocks draw tiles.
+//           680  Streaming tiles between global and shared memory.
+//           693  Where a tile of keys lies, and the queries that attend to it.
+//           792  Probabilities P of transposed scores, and the factor of dS.
+//           825  Which pairs of a warp's 16 keys and a block of queries the mask allows, as bits.
+//           885  Instructions, one per function: packed.
+//           899  Dropout of probabilities.
+//           911  Dropout of probabilities in the backward pass.
+//           924  Writing a warpgroup's results to shared and global memory.
+//           977  What the backward mainloops do with fragments.
+//          1013  Finding NaN and infinity.
+//          1027  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1040  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1085  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1161  What the backward kernels that keep tiles of keys share.
+//          1305  The backward pass on Hopper, for heads wider than 128.
+//          1599  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -44,7 +44,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -61,6 +61,12 @@ struct bfloat16_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen
@@ -148,8 +154,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -200,25 +205,16 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// ---- flashgen/ptx/tensor_map.cuh
-// Tensor maps, which describe tensors to bulk copies of boxes.
-
-// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
-// it in its __grid_constant__ parameters.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 
 // ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
 // multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
@@ -290,32 +286,16 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- flashgen/ptx/warpgroup.cuh
-// Reallocation of registers among warpgroups (sm_90a).
-
-// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
-// An increase waits until other warpgroups have released enough.
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
 // ---- flashgen/ptx/descriptor.cuh
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -347,8 +327,19 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
 
-// Orders accesses of registers before later products that use them. It is needed before the first product,
-// and again after accumulators or fragments of the left operand were modified.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Orders accesses of registers before later products that use them: before the first one, and again after
+// accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
@@ -654,11 +645,10 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
 //
-// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
-// section the turn varies slowest.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache.
 
-// A tile's turn among those of its head, and the head, counted over all sequences.
+// A tile's turn among those of its head, and the head, counted over all sequences. Turns vary slowest.
 struct SectionTile {
   i32 turn;
   i32 head;
@@ -721,10 +711,7 @@ struct alignas(16) DenseKeyTile {
   // Whether some query attends to some key of it.
   bool is_attended;
 
-  template <class Params>
-  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
-    return head * p.group + member;
-  }
+  FLASHGEN_DEVICE i32 query_head(const auto& p, i32 member) const { return head * p.group + member; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
@@ -768,12 +755,10 @@ struct alignas(16) DenseKeyTile {
   FLASHGEN_DEVICE void store(Rows rows, const Params&, const TensorMap& map, i32 row) const {
     rows.store(map, row, head, sequence);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dk_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dk_rows(const auto& p) const {
     return GlobalRows{p.dk + sequence * p.dk_batch + head * p.dk_head, p.dk_row, p.len_kv};
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dv_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dv_rows(const auto& p) const {
     return GlobalRows{p.dv + sequence * p.dv_batch + head * p.dv_head, p.dv_row, p.len_kv};
   }
 };
@@ -916,46 +901,24 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
 
 namespace flashgen {
 
+// Keeps all pairs.
 struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
-  struct Kept {};
-
-  template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
-    return {};
-  }
+  FLASHGEN_DEVICE static NoDropout draw(const auto&...) { return {}; }
   FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 // ---- flashgen/sm90/backward_dropping.cuh
 // Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
-//
-//     draw<keys>(...)                               which pairs are kept, where rows are queries
-//     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
-//     factor(p)                                     1 / (1 - rate), by which results are multiplied
-//
-// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
-// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
-  template <i32 queries>
-  using Queries = Kept<queries>;
 
-  template <i32 queries, class Params>
-  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
-    return {};
-  }
-  template <bool has_slope, i32 queries>
-  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
   template <i32 queries>
-  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
-                                             Thread) {}
-  template <i32 count, class Kept>
-  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+  FLASHGEN_DEVICE static NoDropout draw_queries(const auto&...) { return {}; }
+  template <bool has_slope>
+  FLASHGEN_DEVICE static void drop(const auto&...) {}
+  FLASHGEN_DEVICE static void drop_gradients(const auto&...) {}
 };
 
 // ---- flashgen/strip.cuh
@@ -1050,9 +1013,8 @@ FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const f
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN,
-// or, as rows of V and dO do, a whole row.
+// 0, or NaN if an element of a lane's first row, or the first one of its second row, is not finite. That is
+// enough: an operand that reaches rows it must not reach makes a column of all rows NaN, or a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};
@@ -1079,8 +1041,7 @@ FLASHGEN_DEVICE void flag_keys(const Params& p, i32 tile) {
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
@@ -1174,8 +1135,7 @@ struct BandQueries {
     block = descending ? blocks.end - 1 : blocks.begin;
   }
   FLASHGEN_DEVICE bool over() const { return left == 0; }
-  template <class Read>
-  FLASHGEN_DEVICE QueryStep take(const Read&) {
+  FLASHGEN_DEVICE QueryStep take(const auto&) {
     const QueryStep step = {member, block};
     --left;
     if constexpr (descending) {
@@ -1246,9 +1206,7 @@ struct KeyTileShared {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
   }
   // One lane reads a message for its warp, and another warp's lane may then overwrite it.
-  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const {
-    return {};
-  }
+  FLASHGEN_DEVICE Message read_message(typename QRing::State at, Thread thread) const { return {}; }
 };
 
 // One warp that draws tiles of keys, and copies K and V, and for each step Q and dO with L and D, by TMA.
@@ -1360,20 +1318,13 @@ struct KeyTileProducer {
 // A step's sum is issued before the next step's pairs, because that frees its slot early.
 
 struct BackwardKeysConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 do_stages;
-  i32 p_stages;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 q_stages, do_stages, p_stages;
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // heads whose operands stay in the L2 cache
+  bool has_lower, has_upper;
 };
 
 template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,
@@ -1667,32 +1618,21 @@ constexpr BackwardKeysConfig kConfig{
 };
 
 struct Params {
-  TensorMap q_map;  // for TMA
-  TensorMap k_map;
-  TensorMap v_map;
-  TensorMap dout_map;
-  TensorMap row_stats_map;
+  TensorMap q_map, k_map, v_map, dout_map, row_stats_map;  // for TMA
   element_t* dk;
   element_t* dv;
-  u32* counter;       // tiles drawn, then blocks done; 0 between launches
-  u32* failed_tiles;  // flags of tiles of dQ, then of dK and dV, that are not finite
-  i64 dk_batch;       // strides are in elements
-  i64 dk_row;
-  i64 dk_head;
-  i64 dv_batch;
-  i64 dv_row;
-  i64 dv_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
-  i32 q_tiles;      // tiles of queries of one head
-  i32 kv_tiles;     // tiles of keys of one head
-  i32 tiles;        // tiles of all heads of all sequences
-  i32 query_flags;  // how many of these are of dQ
+  u32* counter;                   // tiles drawn, then blocks done; 0 between launches
+  u32* failed_tiles;              // flags of tiles of dQ, then of dK and dV, that are not finite
+  i64 dk_batch, dk_row, dk_head;  // strides are in elements
+  i64 dv_batch, dv_row, dv_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
+  i32 q_tiles;                 // tiles of queries of one head
+  i32 kv_tiles;                // tiles of keys of one head
+  i32 tiles;                   // tiles of all heads of all sequences
+  i32 query_flags;             // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };

@@ -10,22 +10,22 @@
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
 // contents   27  Instructions, one per function: types, device, copy, math, matrix.
-//           196  Element types.
-//           265  Finding NaN and infinity.
-//           284  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           350  Operands of warp-level matrix products.
-//           440  Warp-level matrix products.
-//           511  Banded masks.
-//           573  Streaming tiles between global and shared memory.
-//           722  Keeping NaN and infinity where they belong.
-//           742  What the backward kernels are made of.
-//           913  The kernel: its configuration, parameters and text.
+//           194  Element types.
+//           262  Finding NaN and infinity.
+//           279  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           345  Operands of warp-level matrix products.
+//           432  Warp-level matrix products.
+//           503  Banded masks.
+//           565  Streaming tiles between global and shared memory.
+//           710  Keeping NaN and infinity where they belong.
+//           730  What the backward kernels are made of.
+//           894  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -101,9 +101,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
@@ -217,8 +215,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -277,9 +274,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -353,10 +348,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -675,13 +667,9 @@ struct TileStream {
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -743,19 +731,12 @@ FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
 // What the backward kernels are made of.
 
 struct BackwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   // How many warps stand above one another on each product; the others stand side by side.
-  i32 score_warps;
-  i32 dk_warps;
-  i32 dv_warps;
-  i32 dq_warps;
-  bool has_lower;
-  bool has_upper;
+  i32 score_warps, dk_warps, dv_warps, dq_warps;
+  bool has_lower, has_upper;
   bool vector_reduction;
   i32 access_bytes;
   bool async_copy;
@@ -941,34 +922,19 @@ struct Params {
   const element_t* dout;
   element_t* dk;
   element_t* dv;
-  const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
-  float* dq_accum;    // workspace that dQ is summed in
-  i64 q_batch;        // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 dout_batch;
-  i64 dout_row;
-  i64 dout_head;
-  i64 dk_batch;
-  i64 dk_row;
-  i64 dk_head;
-  i64 dv_batch;
-  i64 dv_row;
-  i64 dv_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
+  const float* lse;            // log-sum-exp, (batch, heads_q, len_q)
+  const float* dsum;           // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
+  float* dq_accum;             // workspace that dQ is summed in
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 dout_batch, dout_row, dout_head;
+  i64 dk_batch, dk_row, dk_head;
+  i64 dv_batch, dv_row, dv_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   float scale;
   float scale_log2;  // scale * log2(e)
 };

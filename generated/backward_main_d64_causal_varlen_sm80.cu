@@ -10,25 +10,25 @@
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
 // contents   30  Instructions, one per function: types, device, copy, math, matrix.
-//           199  Element types.
-//           268  Finding NaN and infinity.
-//           287  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           354  Operands of warp-level matrix products.
-//           444  Warp-level matrix products.
-//           515  Banded masks.
-//           587  Walking over the tiles that a mask does not rule out.
-//           622  Streaming tiles between global and shared memory.
-//           771  Keeping NaN and infinity where they belong.
-//           791  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           870  What the backward kernels are made of.
-//          1039  Sequences of different lengths, packed.
-//          1079  The kernel: its configuration, parameters and text.
+//           197  Element types.
+//           265  Finding NaN and infinity.
+//           282  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           349  Operands of warp-level matrix products.
+//           436  Warp-level matrix products.
+//           507  Banded masks.
+//           579  Walking over the tiles that a mask does not rule out.
+//           614  Streaming tiles between global and shared memory.
+//           759  Keeping NaN and infinity where they belong.
+//           779  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           853  What the backward kernels are made of.
+//          1015  Sequences of different lengths, packed.
+//          1055  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -104,9 +104,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
@@ -220,8 +218,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -280,9 +277,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -357,10 +352,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -724,13 +716,9 @@ struct TileStream {
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -812,10 +800,7 @@ struct QueryWalk {
   FLASHGEN_DEVICE bool over() const { return member >= members; }
   FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
 
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
+  FLASHGEN_DEVICE void start(Thread thread, const auto& mask_of) { advance(thread, mask_of); }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
     // A loop, so that the code that evaluates the mask is inlined only once.
@@ -827,8 +812,7 @@ struct QueryWalk {
   }
 
  private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void advance_within_head(Thread thread, const auto& mask_of) {
     const Mask mask = mask_of(member);
     tiles.advance(thread, [&](i32 tile) {
       return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
@@ -851,8 +835,7 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   FLASHGEN_DEVICE bool over() const { return left == 0; }
   FLASHGEN_DEVICE Step step() const { return {member, tile}; }
 
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void start(Thread /*thread*/, const auto& mask_of) {
     tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
     left *= tiles.size();
     tile = tiles.begin;
@@ -871,19 +854,12 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
 // What the backward kernels are made of.
 
 struct BackwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   // How many warps stand above one another on each product; the others stand side by side.
-  i32 score_warps;
-  i32 dk_warps;
-  i32 dv_warps;
-  i32 dq_warps;
-  bool has_lower;
-  bool has_upper;
+  i32 score_warps, dk_warps, dv_warps, dq_warps;
+  bool has_lower, has_upper;
   bool vector_reduction;
   i32 access_bytes;
   bool async_copy;
@@ -1114,32 +1090,17 @@ struct Params {
   const i32* cu_seqlens_k;
   const i32* seqused_q;  // how many of them are used; null: all
   const i32* seqused_k;
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 dout_batch;
-  i64 dout_row;
-  i64 dout_head;
-  i64 dk_batch;
-  i64 dk_row;
-  i64 dk_head;
-  i64 dv_batch;
-  i64 dv_row;
-  i64 dv_head;
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 dout_batch, dout_row, dout_head;
+  i64 dk_batch, dk_row, dk_head;
+  i64 dv_batch, dv_row, dv_head;
   i64 total_q;  // queries of all sequences
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;  // of the longest sequence
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // relative to the diagonal through the last query and the last key
-  i32 band_upper;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;           // of the longest sequence
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // relative to the diagonal through the last query and the last key
   i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
   i32 corner_upper;
   float scale;

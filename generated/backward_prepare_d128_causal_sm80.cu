@@ -15,7 +15,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -129,15 +129,11 @@ constexpr PrepareConfig kConfig{
 struct Params {
   const element_t* o;
   const element_t* dout;
-  const float* dlse;  // gradient of lse, (batch, heads_q, len_q); null where it is zero
-  float* dsum;        // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
-  float* dq_accum;    // workspace that dQ is summed in
-  i64 o_batch;        // strides are in elements
-  i64 o_row;
-  i64 o_head;
-  i64 dout_batch;
-  i64 dout_row;
-  i64 dout_head;
+  const float* dlse;           // gradient of lse, (batch, heads_q, len_q); null where it is zero
+  float* dsum;                 // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
+  float* dq_accum;             // workspace that dQ is summed in
+  i64 o_batch, o_row, o_head;  // strides are in elements
+  i64 dout_batch, dout_row, dout_head;
   i32 heads_q;
   i32 len_q;
 };

@@ -9,15 +9,15 @@
 // contents  19  Instructions, one per function: types, device, math.
 //           75  Element types.
 //          104  What a softmax takes exponentials of.
-//          125  Streaming tiles between global and shared memory.
-//          137  What the backward kernels for Hopper begin with.
-//          287  The kernel: its configuration, parameters and text.
+//          124  Streaming tiles between global and shared memory.
+//          136  What the backward kernels for Hopper begin with.
+//          280  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -105,12 +105,11 @@ FLASHGEN_DEVICE float to_float(float x) { return x; }
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // -L of a row in powers of two: P = exp(score - L) takes one instruction before the exponential. A row that
 // attends to nothing has L = -inf. Such an L counts as +inf, so that P is 0 even where scores are -inf. So
@@ -151,19 +150,13 @@ struct DensePreparedTile {
   Place place;
 
   template <class Params>
-  FLASHGEN_DEVICE static DensePreparedTile of(const Params&, Place place) {
-    return {place};
-  }
+  FLASHGEN_DEVICE static DensePreparedTile of(const Params&, Place place) { return {place}; }
   // Whether its sequence has so many rows, and how many are used.
   FLASHGEN_DEVICE static bool exists(i32 /*tile_q*/) { return true; }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
   // From the first row of a tensor, or of row statistics, to that of the sequence.
   FLASHGEN_DEVICE i64 rows(i64 batch, i64 /*row*/) const { return place.sequence * batch; }
-  template <class Params>
-  FLASHGEN_DEVICE i64 statistics(const Params& p) const {
+  FLASHGEN_DEVICE i64 statistics(const auto& p) const {
     return (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q;
   }
   // The number under which workspaces hold what belongs to it.
@@ -299,27 +292,16 @@ constexpr PrepareConfig kConfig{
 struct Params {
   const element_t* o;
   const element_t* dout;
-  // log-sum-exp, (batch, heads_q, len_q)
-  const float* lse;
-  // gradient of lse, (batch, heads_q, len_q); null where it is zero
-  const float* dlse;
-  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
-  float* dsum;
-  // per tile of queries: -L in units of S, then -D
-  float* row_stats;
-  // workspace that dQ is summed in
-  float* dq_accum;
+  const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
+  const float* dlse;  // gradient of lse, (batch, heads_q, len_q); null where it is zero
+  float* dsum;        // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
+  float* row_stats;   // per tile of queries: -L in units of S, then -D
+  float* dq_accum;    // workspace that dQ is summed in
   // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
-  // flags of tiles of dQ, then of dK and dV, that are not finite
-  u32* failed_tiles;
-  // strides are in elements
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i64 dout_batch;
-  i64 dout_row;
-  i64 dout_head;
+  u32* failed_tiles;           // flags of tiles of dQ, then of dK and dV, that are not finite
+  i64 o_batch, o_row, o_head;  // strides are in elements
+  i64 dout_batch, dout_row, dout_head;
   i32 heads_q;
   i32 len_q;
   i32 sum_heads;  // query heads in dq_accum, a ring

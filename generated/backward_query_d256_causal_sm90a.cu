@@ -12,28 +12,28 @@
 // because  the widest tile of keys with two slots
 //
 // contents   44  Instructions, one per function: types, device, math.
-//           128  Element types.
-//           166  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma.
-//           501  Rings of slots in shared memory, filled by one side and emptied by the other.
-//           550  Tiles as TMA writes them and wgmma reads them.
-//           663  Dropout of probabilities.
-//           678  Dropout of probabilities in the backward pass.
-//           701  Banded masks.
-//           775  The order in which persistent blocks draw tiles.
-//           811  Streaming tiles between global and shared memory.
-//           824  Where a tile of keys lies, and the queries that attend to it.
-//           834  Probabilities P of transposed scores, and the factor of dS.
-//           862  Writing a warpgroup's results to shared and global memory.
-//           915  What the backward mainloops do with fragments.
-//           933  Finding NaN and infinity.
-//           948  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//           963  The sizes of a forward kernel for Hopper.
-//           986  A tile of queries, as the scheduler announces it to producer and consumers.
-//          1027  Which tile of queries a persistent block computes next.
-//          1060  A tile of queries in the kernel that computes dQ alone.
-//          1091  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1155  The backward pass on Hopper, for heads wider than 128.
-//          1491  The kernel: its configuration, parameters and text.
+//           134  Element types.
+//           171  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma.
+//           492  Rings of slots in shared memory, filled by one side and emptied by the other.
+//           540  Tiles as TMA writes them and wgmma reads them.
+//           653  Dropout of probabilities.
+//           663  Dropout of probabilities in the backward pass.
+//           670  Banded masks.
+//           744  The order in which persistent blocks draw tiles.
+//           779  Streaming tiles between global and shared memory.
+//           792  Where a tile of keys lies, and the queries that attend to it.
+//           802  Probabilities P of transposed scores, and the factor of dS.
+//           830  Writing a warpgroup's results to shared and global memory.
+//           883  What the backward mainloops do with fragments.
+//           901  Finding NaN and infinity.
+//           915  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           930  The sizes of a forward kernel for Hopper.
+//           945  A tile of queries, as the scheduler announces it.
+//           981  Which tile of queries a persistent block computes next.
+//          1014  A tile of queries in the kernel that computes dQ alone.
+//          1044  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1108  The backward pass on Hopper, for heads wider than 128.
+//          1434  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -42,7 +42,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -59,6 +59,12 @@ struct bfloat16_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen
@@ -146,8 +152,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -202,25 +207,16 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// ---- flashgen/ptx/tensor_map.cuh
-// Tensor maps, which describe tensors to bulk copies of boxes.
-
-// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
-// it in its __grid_constant__ parameters.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 
 // ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
 // multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
@@ -301,32 +297,16 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- flashgen/ptx/warpgroup.cuh
-// Reallocation of registers among warpgroups (sm_90a).
-
-// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
-// An increase waits until other warpgroups have released enough.
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
 // ---- flashgen/ptx/descriptor.cuh
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -358,8 +338,19 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
 
-// Orders accesses of registers before later products that use them. It is needed before the first product,
-// and again after accumulators or fragments of the left operand were modified.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Orders accesses of registers before later products that use them: before the first one, and again after
+// accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
@@ -504,8 +495,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 namespace flashgen {
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
@@ -663,39 +653,18 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
 // ---- flashgen/sm90/dropping.cuh
 // Dropout of probabilities: the Dropout policy of the mainloop.
 
+// Keeps all pairs.
 struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
-  struct Kept {};
-
-  template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
-    return {};
-  }
+  FLASHGEN_DEVICE static NoDropout draw(const auto&...) { return {}; }
   FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 // ---- flashgen/sm90/backward_dropping.cuh
 // Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
-//
-//     draw<keys>(...)                               which pairs are kept, where rows are queries
-//     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
-//     factor(p)                                     1 / (1 - rate), by which results are multiplied
-//
-// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
-// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 
 struct NoBackwardDropout : NoDropout {
-  template <i32 queries>
-  using Queries = Kept<queries>;
-
-  template <i32 queries>
-  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
-                                             Thread) {}
-  template <i32 count, class Kept>
-  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
+  FLASHGEN_DEVICE static void drop_gradients(const auto&...) {}
 };
 
 // ---- flashgen/band.cuh
@@ -754,8 +723,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// As mask_pairs(), for a warp's 16 rows. Rows beyond the last query may get any values. The assembler tests
-// seven bits at once.
+// Puts `value` wherever the mask forbids a pair of a warp's 16 rows. Rows beyond the last query may get any
+// values. The assembler tests seven bits at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -775,11 +744,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
 //
-// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
-// section the turn varies slowest.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache.
 
-// A tile's turn among those of its head, and the head, counted over all sequences.
+// A tile's turn among those of its head, and the head, counted over all sequences. Turns vary slowest.
 struct SectionTile {
   i32 turn;
   i32 head;
@@ -933,9 +901,8 @@ FLASHGEN_DEVICE void preset_zero(float (&strip)[count]) {
 // ---- flashgen/non_finite.cuh
 // Finding NaN and infinity.
 
-// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN,
-// or, as rows of V and dO do, a whole row.
+// 0, or NaN if an element of a lane's first row, or the first one of its second row, is not finite. That is
+// enough: an operand that reaches rows it must not reach makes a column of all rows NaN, or a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};
@@ -964,31 +931,20 @@ FLASHGEN_DEVICE void flag_queries(const Params& p, i32 tile) {
 // The sizes of a forward kernel for Hopper. The plan chooses them.
 
 struct ForwardSm90Config {
-  i32 head_dim;        // of Q and K, rounded up to 16: TMA fills the rest with zeros
-  i32 head_dim_v;      // of V and O, likewise
-  i32 stored_columns;  // of O
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 stages;  // of K and of V
+  i32 head_dim, head_dim_v;  // of Q and K, of V and O, rounded up to 16: TMA fills the rest with zeros
+  i32 stored_columns;        // of O
+  i32 tile_q, tile_kv;
+  i32 q_stages, stages;
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache: several if tiles
-  // differ in length.
-  i32 section_heads;
-  // Exponentials relative to a reference maximum that is set once, not to the running maximum.
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // their K and V stay in the L2 cache; several if tiles differ in length
   bool anchored;
-  bool has_lower;
-  bool has_upper;
+  bool has_lower, has_upper;
 };
 
 // ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
-// lie. The Tile policy of the mainloop.
-
-// What a lane knows of the pages of a tile of keys: nothing where there are none.
-struct NoPages {};
+// A tile of queries, as the scheduler announces it: where its rows, keys and values lie. The Tile policy of
+// the mainloop.
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
@@ -1009,17 +965,15 @@ struct alignas(16) DenseTile {
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
   template <class Mask>
-  FLASHGEN_DEVICE Mask mask(const auto& p) const {
-    return Mask::of(p, sequence, head);
-  }
+  FLASHGEN_DEVICE Mask mask(const auto& p) const { return Mask::of(p, sequence, head); }
 
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
 };
@@ -1077,8 +1031,7 @@ struct DenseGradientTile : DenseTile {
     const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
     bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dq_rows(const auto& p) const {
     return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
   }
   // The tile's number among all tiles.
@@ -1164,21 +1117,14 @@ struct BandBlocks {
 //     other units    |                       | P(i) = exp(S - L)   | dS(i) = P (dP - D), round
 
 struct BackwardQueryConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 k_stages;
-  i32 v_stages;
-  // Queries per row of row_stats.
-  i32 stats_rows;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 k_stages, v_stages;
+  i32 stats_rows;  // queries per row of row_stats
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // heads whose operands stay in the L2 cache
+  bool has_lower, has_upper;
 };
 
 // The same tiles as the forward kernel's config has them, for its scheduler and its blocks of keys.
@@ -1341,9 +1287,7 @@ struct BackwardQueryMainloop {
     Rounded<cfg.tile_kv> ds;
 
     FLASHGEN_DEVICE typename VRing::State v_at() const { return {k_at.count}; }
-    FLASHGEN_DEVICE Message read_message() {
-      return {};
-    }
+    FLASHGEN_DEVICE Message read_message() { return {}; }
     FLASHGEN_DEVICE void read_statistics() {
       const float* const rows = shared.statistics(number) + thread.warp % 4 * kWarpRows + thread.row();
 #pragma unroll
@@ -1392,8 +1336,7 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    template <class Kept>
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const auto& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();
@@ -1510,27 +1453,19 @@ constexpr BackwardQueryConfig kConfig{
 };
 
 struct Params {
-  TensorMap q_map;  // for TMA
-  TensorMap k_map;
-  TensorMap v_map;
-  TensorMap dout_map;
+  TensorMap q_map, k_map, v_map, dout_map;  // for TMA
   element_t* dq;
-  const float* row_stats;  // per tile of queries: -L in units of S, then -D
-  u32* counter;            // tiles drawn, then blocks done; 0 between launches
-  u32* failed_tiles;       // flags of tiles of dQ, then of dK and dV, that are not finite
-  i64 dq_batch;            // strides are in elements
-  i64 dq_row;
-  i64 dq_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
-  i32 q_tiles;      // tiles of queries of one head
-  i32 tiles;        // tiles of all heads of all sequences
-  i32 query_flags;  // how many of these are of dQ
+  const float* row_stats;         // per tile of queries: -L in units of S, then -D
+  u32* counter;                   // tiles drawn, then blocks done; 0 between launches
+  u32* failed_tiles;              // flags of tiles of dQ, then of dK and dV, that are not finite
+  i64 dq_batch, dq_row, dq_head;  // strides are in elements
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
+  i32 q_tiles;                 // tiles of queries of one head
+  i32 tiles;                   // tiles of all heads of all sequences
+  i32 query_flags;             // how many of these are of dQ
   float scale;
   float scale_log2;  // scale * log2(e)
 };

@@ -9,16 +9,16 @@
 //
 // contents  20  Instructions, one per function: types, device.
 //           63  Element types.
-//           88  Banded masks.
-//           96  Streaming tiles between global and shared memory.
-//          105  Rows of packed arrays that belong to no sequence.
-//          177  The kernel: its configuration, parameters and text.
+//           87  Banded masks.
+//           95  Streaming tiles between global and shared memory.
+//          104  Rows of packed arrays that belong to no sequence.
+//          175  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -80,8 +80,7 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
 };
 
@@ -135,8 +134,7 @@ FLASHGEN_DEVICE i32 clamp_row(i64 row, Range rows) {
 }
 
 // Calls `visit` with each stretch of `rows` that lies in a gap. Lane l looks at gaps l, l + 32 ...
-template <class Visit>
-FLASHGEN_DEVICE void for_each_gap(const PackedRows& packed, Range rows, Thread thread, const Visit& visit) {
+FLASHGEN_DEVICE void for_each_gap(const PackedRows& packed, Range rows, Thread thread, const auto& visit) {
 #pragma unroll 1
   for (i32 first = 0; first <= packed.sequences; first += kWarpSize) {
     const i32 gap = first + thread.lane;
@@ -195,13 +193,10 @@ struct Params {
   element_t* dq;
   element_t* dk;
   element_t* dv;
-  i64 total_q;  // rows of queries
-  i64 total_kv;
-  i32 batch;  // sequences
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;  // of the longest sequence
-  i32 len_kv;
+  i64 total_q, total_kv;  // rows of queries, and of keys
+  i32 batch;              // sequences
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;  // of the longest sequence
 };
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 

@@ -17,7 +17,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -178,12 +178,10 @@ constexpr CombineConfig kConfig{
 
 struct Params {
   element_t* o;
-  const float* o_partial;    // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
-  const float* lse_partial;  // log-sum-exp of each split, (splits, batch, heads_q, len_q)
-  float* lse;                // log-sum-exp, (batch, heads_q, len_q)
-  i64 o_batch;               // strides are in elements
-  i64 o_row;
-  i64 o_head;
+  const float* o_partial;      // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
+  const float* lse_partial;    // log-sum-exp of each split, (splits, batch, heads_q, len_q)
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  i64 o_batch, o_row, o_head;  // strides are in elements
   i32 batch;
   i32 heads_q;
   i32 len_q;

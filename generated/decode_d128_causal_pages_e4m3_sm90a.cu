@@ -16,45 +16,45 @@
 //          once each
 //
 // contents   56  Instructions, one per function: types, device, copy, math, matrix.
-//           249  Element types.
-//           305  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           365  Operands of warp-level matrix products.
-//           422  Warp-level matrix products.
-//           498  Banded masks.
-//           555  Streaming tiles between global and shared memory.
-//           571  Keys and values in a cache.
-//           631  Instructions, one per function: grid.
-//           654  What a softmax takes exponentials of.
-//           684  What an online softmax keeps of each row from one tile of keys to the next.
-//           697  The online softmax.
-//           841  The sizes of a decode kernel.
-//           881  The rows of a tile.
-//           989  Finding NaN and infinity.
-//          1012  Walking over the tiles that a mask does not rule out.
-//          1047  Keeping NaN and infinity where they belong.
-//          1063  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1125  Bringing keys and values to shared memory.
-//          1227  Blocks that go over the same keys at the same time, each for different rows.
-//          1261  Results of a part of the keys.
-//          1336  What happens to products Q K^T before the softmax.
-//          1357  The results of rows.
-//          1492  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1531  From the results of warps, each with keys of its own, to those of a block.
-//          1654  Which tiles of keys a block works on.
-//          1860  What a block computes of an item.
-//          1924  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1962  Attention of few new tokens to a cache.
-//          2170  Queries for a cache of 8-bit floats.
-//          2332  Instructions, one per function: eight_bits.
-//          2367  Floats of eight bits.
-//          2394  A cache of 8-bit floats.
-//          2522  The kernel: its configuration, parameters and text.
+//           247  Element types.
+//           302  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           362  Operands of warp-level matrix products.
+//           416  Warp-level matrix products.
+//           492  Banded masks.
+//           549  Streaming tiles between global and shared memory.
+//           565  Keys and values in a cache.
+//           621  Instructions, one per function: grid.
+//           644  What a softmax takes exponentials of.
+//           673  What an online softmax keeps of each row from one tile of keys to the next.
+//           686  The online softmax.
+//           830  The sizes of a decode kernel.
+//           868  The rows of a tile.
+//           976  Finding NaN and infinity.
+//           997  Walking over the tiles that a mask does not rule out.
+//          1032  Keeping NaN and infinity where they belong.
+//          1048  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1110  Bringing keys and values to shared memory.
+//          1212  Blocks that go over the same keys at the same time, each for different rows.
+//          1246  Results of a part of the keys.
+//          1321  What happens to products Q K^T before the softmax.
+//          1338  The results of rows.
+//          1473  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1512  From the results of warps, each with keys of its own, to those of a block.
+//          1635  Which tiles of keys a block works on.
+//          1839  What a block computes of an item.
+//          1903  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1941  Attention of few new tokens to a cache.
+//          2149  Queries for a cache of 8-bit floats.
+//          2311  Instructions, one per function: eight_bits.
+//          2346  Floats of eight bits.
+//          2373  A cache of 8-bit floats.
+//          2501  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -135,9 +135,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -272,8 +270,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -368,10 +365,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -590,27 +584,23 @@ struct CachedSequence {
   }
 
   // No more than the longest sequence may have.
-  template <class Params>
-  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static Range queries_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
     const i32 first = p.cu_seqlens_q[sequence];
     return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 
   // The same where an array may say how many keys all sequences before this one have.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 keys_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_k == nullptr) return before(p, sequence);
     return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
@@ -655,12 +645,11 @@ FLASHGEN_DEVICE u32 atomic_inc_acq_rel(u32* address, u32 last) {
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 namespace flashgen {
 
@@ -874,9 +863,7 @@ constexpr i32 kMergedRows = 8;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
-FLASHGEN_DEVICE void consumers_sync() {
-  block_sync();
-}
+FLASHGEN_DEVICE void consumers_sync() { block_sync(); }
 
 // ---- flashgen/decode/rows.cuh
 // The rows of a tile. Query heads that share a key/value head read the same keys, so their rows lie in one
@@ -1005,9 +992,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
@@ -1342,16 +1327,12 @@ struct NoRowScore {
   using Logits = ScaledProducts;
 
   template <class Params>
-  FLASHGEN_DEVICE static Logits logits(const Params& p) {
-    return {p.scale_log2};
-  }
+  FLASHGEN_DEVICE static Logits logits(const Params& p) { return {p.scale_log2}; }
   template <i32 blocks, class Params>
   FLASHGEN_DEVICE static void apply(Accumulator<1, blocks>&, const Params&, const DecodeItem&,
                                     const LaneRows&, i32, Thread) {}
   template <class Params>
-  FLASHGEN_DEVICE static float sink(const Params&, const DecodeItem&, i32) {
-    return -kInfinity;
-  }
+  FLASHGEN_DEVICE static float sink(const Params&, const DecodeItem&, i32) { return -kInfinity; }
 };
 
 // ---- flashgen/decode/row_results.cuh
@@ -1669,9 +1650,7 @@ struct DecodeResults {
 
 // Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
-FLASHGEN_DEVICE i32 extra_units(const Params& p) {
-  return p.part_tiles == 0 ? cfg.item_tiles : 0;
-}
+FLASHGEN_DEVICE i32 extra_units(const Params& p) { return p.part_tiles == 0 ? cfg.item_tiles : 0; }
 
 // How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
 // tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
@@ -2555,51 +2534,31 @@ struct Params {
   u32* counter;          // tiles drawn, then blocks done; 0 between launches
   const float* k_scale;  // what elements of the cache are multiplied by; null: 1
   const float* v_scale;
-  // keys of each sequence, without appended ones; null: the capacity
-  const i32* cache_seqlens;
-  // row of the cache of each sequence; null: the sequence's index
-  const i32* cache_batch_idx;
-  // first keys of each sequence to skip; null: none
-  const i32* cache_leftpad;
-  // the pages of each sequence; entries beyond its length are ignored
-  const i32* block_table;
-  // first query of each packed sequence; null: queries are a batch
-  const i32* cu_seqlens_q;
-  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
-  const i32* cu_seqlens_k;
-  // strides are in elements
-  i64 q_batch;
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i64 k_scale_row;  // stride between sequences; 0: they share the scale
-  i64 k_scale_head;
-  i64 v_scale_row;
-  i64 v_scale_head;
-  i64 table_row;  // stride between rows of the table
-  i64 lse_batch;  // stride between sequences; 0 if queries are packed
-  i64 lse_head;
-  i64 lse_rows;  // stride between splits
-  i32 heads_q;
-  i32 heads_kv;
+  const i32* cache_seqlens;    // keys of each sequence, without appended ones; null: the capacity
+  const i32* cache_batch_idx;  // row of the cache of each sequence; null: the sequence's index
+  const i32* cache_leftpad;    // first keys of each sequence to skip; null: none
+  const i32* block_table;      // the pages of each sequence; entries beyond its length are ignored
+  const i32* cu_seqlens_q;     // first query of each packed sequence; null: queries are a batch
+  const i32* cu_seqlens_k;  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 o_batch, o_row, o_head;
+  i64 k_scale_row, k_scale_head;  // strides between sequences and heads; 0: they share the scale
+  i64 v_scale_row, v_scale_head;
+  i64 table_row;            // stride between rows of the table
+  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_rows;             // stride between splits
+  i32 heads_q, heads_kv;
   i32 len_q;
-  i32 len_kv;      // capacity in keys of each sequence
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // relative to the diagonal through the last query and the last key
-  i32 band_upper;
-  i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
-  i32 partial_rows;  // rows of a part in o_partial
-  i32 page_size;     // keys per page
-  i32 batch;         // sequences
-  i32 appended;      // keys of each sequence after those in cache_seqlens
+  i32 len_kv;                  // capacity in keys of each sequence
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // relative to the diagonal through the last query and the last key
+  i32 part_tiles;              // tiles of keys of a part; 0: blocks share all tiles equally
+  i32 partial_rows;            // rows of a part in o_partial
+  i32 page_size;               // keys per page
+  i32 batch;                   // sequences
+  i32 appended;                // keys of each sequence after those in cache_seqlens
   i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
   i32 corner_upper;
   float scale;

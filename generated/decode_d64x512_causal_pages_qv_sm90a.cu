@@ -16,39 +16,39 @@
 //          this kernel alone takes qv, also for long prompts
 //
 // contents   59  Instructions, one per function: types, device, copy, math, matrix.
-//           205  Element types.
-//           253  Banded masks.
-//           332  Streaming tiles between global and shared memory.
-//           348  Keys and values in a cache.
-//           407  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           792  What a softmax takes exponentials of.
-//           822  What an online softmax keeps of each row from one tile of keys to the next.
-//           835  The online softmax.
-//           842  The sizes of a decode kernel.
-//           891  The rows of a tile.
-//           999  The type of the cache's elements.
-//          1024  The online softmax of a lane's two rows of 16, whose scores several warps share.
-//          1100  Blocks that go over the same keys at the same time, each for different rows.
-//          1134  Results of a part of the keys.
-//          1209  What happens to products Q K^T before the softmax.
-//          1230  The results of rows.
-//          1365  Results of the latent kernels, from the registers of warps that split the columns of O between them.
-//          1424  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1471  Finding NaN and infinity.
-//          1490  Tiles as TMA writes them and wgmma reads them.
-//          1598  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1682  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1733  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1789  Walking over the tiles that a mask does not rule out.
-//          1824  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1872  Which tiles of keys a block works on.
-//          2094  What a block computes of an item.
-//          2158  What Hopper's decode kernels have in common.
-//          2231  S = Q K^T and O += P V of the forward kernel.
-//          2297  The online softmax of a warpgroup's rows.
-//          2323  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
-//          2354  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2697  The kernel: its configuration, parameters and text.
+//           209  Element types.
+//           256  Banded masks.
+//           335  Streaming tiles between global and shared memory.
+//           351  Keys and values in a cache.
+//           406  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
+//           777  What a softmax takes exponentials of.
+//           806  What an online softmax keeps of each row from one tile of keys to the next.
+//           819  The online softmax.
+//           826  The sizes of a decode kernel.
+//           873  The rows of a tile.
+//           996  The type of the cache's elements.
+//          1019  The online softmax of a lane's two rows of 16, whose scores several warps share.
+//          1095  Blocks that go over the same keys at the same time, each for different rows.
+//          1129  Results of a part of the keys.
+//          1204  What happens to products Q K^T before the softmax.
+//          1221  The results of rows.
+//          1356  Results of the latent kernels, from the registers of warps that split the columns of O between them.
+//          1415  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1461  Finding NaN and infinity.
+//          1478  Tiles as TMA writes them and wgmma reads them.
+//          1586  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1655  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1706  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1762  Walking over the tiles that a mask does not rule out.
+//          1797  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1845  Which tiles of keys a block works on.
+//          2065  What a block computes of an item.
+//          2129  What Hopper's decode kernels have in common.
+//          2202  S = Q K^T and O += P V of the forward kernel.
+//          2267  The online softmax of a warpgroup's rows.
+//          2291  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2322  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2665  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -57,7 +57,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -74,6 +74,12 @@ struct bfloat16_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen
@@ -130,9 +136,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -225,8 +229,7 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -367,27 +370,23 @@ struct CachedSequence {
   }
 
   // No more than the longest sequence may have.
-  template <class Params>
-  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static Range queries_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
     const i32 first = p.cu_seqlens_q[sequence];
     return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 
   // The same where an array may say how many keys all sequences before this one have.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 keys_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_k == nullptr) return before(p, sequence);
     return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
@@ -447,29 +446,20 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// The same for shared memory alone.
+// Orders this thread's accesses of shared memory before later ones by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// ---- flashgen/ptx/tensor_map.cuh
-// Tensor maps, which describe tensors to bulk copies of boxes.
-
-// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
-// it in its __grid_constant__ parameters.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 
 // ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
 // multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
@@ -514,32 +504,16 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- flashgen/ptx/warpgroup.cuh
-// Reallocation of registers among warpgroups (sm_90a).
-
-// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
-// An increase waits until other warpgroups have released enough.
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
 // ---- flashgen/ptx/descriptor.cuh
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -571,8 +545,19 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
 
-// Orders accesses of registers before later products that use them. It is needed before the first product,
-// and again after accumulators or fragments of the left operand were modified.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Orders accesses of registers before later products that use them: before the first one, and again after
+// accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
@@ -793,12 +778,11 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 namespace flashgen {
 
@@ -878,9 +862,7 @@ constexpr i32 kBlockBarrier = 2;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
-FLASHGEN_DEVICE void consumers_sync() {
-  named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize);
-}
+FLASHGEN_DEVICE void consumers_sync() { named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize); }
 
 // Waits for all warps of a block with producers, which may call it at different places.
 template <DecodeConfig cfg>
@@ -970,6 +952,21 @@ struct LaneMasks {
   FLASHGEN_DEVICE bool allows(i32 h, i32 k) const { return masks[h].allows(q[h], k); }
 };
 
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const LaneMasks<Mask>& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
+#pragma unroll
+  for (i32 n = 0; n < columns / 8; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
+  }
+}
+
 // Calls visit(value, h, column) for each of a lane's scores.
 template <i32 blocks, class Visit>
 FLASHGEN_DEVICE void for_each_score(Accumulator<1, blocks>& scores, const Visit& visit) {
@@ -1015,9 +1012,7 @@ struct SameElement {
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
 
   template <class Params>
-  FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
-    return {};
-  }
+  FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) { return {}; }
   FLASHGEN_DEVICE static i32 column(i32 n, Thread thread) { return 8 * n + thread.column(); }
 };
 
@@ -1215,16 +1210,12 @@ struct NoRowScore {
   using Logits = ScaledProducts;
 
   template <class Params>
-  FLASHGEN_DEVICE static Logits logits(const Params& p) {
-    return {p.scale_log2};
-  }
+  FLASHGEN_DEVICE static Logits logits(const Params& p) { return {p.scale_log2}; }
   template <i32 blocks, class Params>
   FLASHGEN_DEVICE static void apply(Accumulator<1, blocks>&, const Params&, const DecodeItem&,
                                     const LaneRows&, i32, Thread) {}
   template <class Params>
-  FLASHGEN_DEVICE static float sink(const Params&, const DecodeItem&, i32) {
-    return -kInfinity;
-  }
+  FLASHGEN_DEVICE static float sink(const Params&, const DecodeItem&, i32) { return -kInfinity; }
 };
 
 // ---- flashgen/decode/row_results.cuh
@@ -1425,8 +1416,7 @@ struct LatentResults {
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
@@ -1483,9 +1473,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/panel.cuh
 // Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
@@ -1613,21 +1601,6 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
     for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
   return warp_any(signs != 0);
-}
-
-// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
-// + c of row h. `first_key` is the key of the lane's first column.
-template <i32 columns, class Masks>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
-  allowed[0] = allowed[1] = 0;
-#pragma unroll
-  for (i32 n = 0; n < columns / 8; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
-      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
-    }
-  }
 }
 
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
@@ -1887,9 +1860,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
 
 // Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
-FLASHGEN_DEVICE i32 extra_units(const Params& p) {
-  return p.part_tiles == 0 ? cfg.item_tiles : 0;
-}
+FLASHGEN_DEVICE i32 extra_units(const Params& p) { return p.part_tiles == 0 ? cfg.item_tiles : 0; }
 
 // How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
 // tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
@@ -2232,8 +2203,7 @@ FLASHGEN_DEVICE void await_queries() {
 // S = Q K^T and O += P V of the forward kernel.
 //
 // Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
-// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
-// issue_rest().
+// to unroll. issue_rest() is for steps after the last four (issue_single_steps.cuh).
 
 template <class QTile, class KTile, i32 step = 0>
 struct ScoreSteps {};
@@ -2301,9 +2271,7 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
 // outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
-// maxima (tile_checks.cuh).
-//
-// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+// maxima (tile_checks.cuh). Not `anchored`: a running maximum, as in FlashAttention-2.
 
 // Exponentials rounded to T, as the left operand of P V.
 template <class T, i32 columns>
@@ -2719,58 +2687,37 @@ constexpr DecodeConfig kConfig{
 };
 
 struct Params {
-  TensorMap k_map;  // for TMA
-  TensorMap v_map;
+  TensorMap k_map, v_map;  // for TMA
   const element_t* q;
   const element_t* qv;
   element_t* o;
-  // log-sum-exp, (batch, heads_q, len_q)
-  float* lse;
-  // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
-  float* o_partial;
-  // of each row of a part: the reference maximum, and the sum of exponentials
-  float* row_partial;
-  // tiles drawn, then blocks done; 0 between launches
-  u32* counter;
-  // keys of each sequence, without appended ones; null: the capacity
-  const i32* cache_seqlens;
-  // row of the cache of each sequence; null: the sequence's index
-  const i32* cache_batch_idx;
-  // first keys of each sequence to skip; null: none
-  const i32* cache_leftpad;
-  // the pages of each sequence; entries beyond its length are ignored
-  const i32* block_table;
-  // first query of each packed sequence; null: queries are a batch
-  const i32* cu_seqlens_q;
-  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
-  const i32* cu_seqlens_k;
-  // strides are in elements
-  i64 q_batch;
-  i64 q_row;
-  i64 q_head;
-  i64 qv_batch;
-  i64 qv_row;
-  i64 qv_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i64 table_row;  // stride between rows of the table
-  i64 lse_batch;  // stride between sequences; 0 if queries are packed
-  i64 lse_head;
-  i64 lse_rows;  // stride between splits
-  i32 heads_q;
-  i32 heads_kv;
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  float* o_partial;            // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
+  float* row_partial;          // of each row of a part: the reference maximum, and the sum of exponentials
+  u32* counter;                // tiles drawn, then blocks done; 0 between launches
+  const i32* cache_seqlens;    // keys of each sequence, without appended ones; null: the capacity
+  const i32* cache_batch_idx;  // row of the cache of each sequence; null: the sequence's index
+  const i32* cache_leftpad;    // first keys of each sequence to skip; null: none
+  const i32* block_table;      // the pages of each sequence; entries beyond its length are ignored
+  const i32* cu_seqlens_q;     // first query of each packed sequence; null: queries are a batch
+  const i32* cu_seqlens_k;  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 qv_batch, qv_row, qv_head;
+  i64 o_batch, o_row, o_head;
+  i64 table_row;            // stride between rows of the table
+  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_rows;             // stride between splits
+  i32 heads_q, heads_kv;
   i32 len_q;
-  i32 len_kv;      // capacity in keys of each sequence
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // relative to the diagonal through the last query and the last key
-  i32 band_upper;
-  i32 part_tiles;    // tiles of keys of a part; 0: blocks share all tiles equally
-  i32 partial_rows;  // rows of a part in o_partial
-  i32 team;          // blocks that go over the same keys at the same time, each for other rows
-  i32 page_size;     // keys per page
-  i32 batch;         // sequences
-  i32 appended;      // keys of each sequence after those in cache_seqlens
+  i32 len_kv;                  // capacity in keys of each sequence
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // relative to the diagonal through the last query and the last key
+  i32 part_tiles;              // tiles of keys of a part; 0: blocks share all tiles equally
+  i32 partial_rows;            // rows of a part in o_partial
+  i32 team;                    // blocks that go over the same keys at the same time, each for other rows
+  i32 page_size;               // keys per page
+  i32 batch;                   // sequences
+  i32 appended;                // keys of each sequence after those in cache_seqlens
   i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
   i32 corner_upper;
   float scale;

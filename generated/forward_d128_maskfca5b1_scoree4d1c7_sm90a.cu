@@ -14,37 +14,37 @@
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 //
 // contents   55  Instructions, one per function: types, device, math, matrix.
-//           185  Element types.
-//           234  Instructions, one per function: barrier, tensor_map, bulk, grid, warpgroup, descriptor, wgmma, wgmma_fours.
-//           604  Tiles as TMA writes them and wgmma reads them.
-//           703  S = Q K^T and O += P V of the forward kernel.
-//           769  Dropout of probabilities.
-//           786  Finding NaN and infinity.
-//           817  The sizes of a forward kernel for Hopper.
-//           848  Banded masks.
-//           939  A tile of queries, as the scheduler announces it to producer and consumers.
-//           998  What a softmax takes exponentials of.
-//          1029  What an online softmax keeps of each row from one tile of keys to the next.
-//          1067  The online softmax of a warpgroup's rows.
-//          1198  Writing a warpgroup's results to shared and global memory.
-//          1218  The results of a tile.
-//          1303  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1349  Walking over the tiles that a mask does not rule out.
-//          1405  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1507  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1569  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1736  What 8-bit queries, keys and values are multiplied by.
-//          1755  The order in which persistent blocks draw tiles.
-//          1791  Which tile of queries a persistent block computes next.
-//          1824  The scheduler.
-//          1893  Scores.
-//          1950  What happens to products Q K^T before the softmax.
-//          2001  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          2085  O += P V.
-//          2122  The forward pass on Hopper.
-//          2500  What the printed text of a mask or score is made of.
-//          2686  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2794  The kernel: its configuration, parameters and text.
+//           191  Element types.
+//           239  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
+//           593  Tiles as TMA writes them and wgmma reads them.
+//           692  S = Q K^T and O += P V of the forward kernel.
+//           757  Dropout of probabilities.
+//           769  Finding NaN and infinity.
+//           797  The sizes of a forward kernel for Hopper.
+//           820  Banded masks.
+//           906  A tile of queries, as the scheduler announces it.
+//           954  What a softmax takes exponentials of.
+//           984  What an online softmax keeps of each row from one tile of keys to the next.
+//          1019  The online softmax of a warpgroup's rows.
+//          1137  Writing a warpgroup's results to shared and global memory.
+//          1157  The results of a tile.
+//          1239  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1284  Walking over the tiles that a mask does not rule out.
+//          1340  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1442  Which tiles of queries a block computes again, because their first results cannot be trusted.
+//          1503  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1650  What queries, keys and values are multiplied by.
+//          1664  The order in which persistent blocks draw tiles.
+//          1699  Which tile of queries a persistent block computes next.
+//          1732  The scheduler.
+//          1799  Scores.
+//          1856  What happens to products Q K^T before the softmax.
+//          1908  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1977  O += P V.
+//          2013  The forward pass on Hopper.
+//          2377  What the printed text of a mask or score is made of.
+//          2562  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2670  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -53,7 +53,7 @@
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -70,6 +70,12 @@ struct bfloat16_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen
@@ -208,8 +214,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -278,29 +283,20 @@ FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// The same for shared memory alone.
+// Orders this thread's accesses of shared memory before later ones by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// ---- flashgen/ptx/tensor_map.cuh
-// Tensor maps, which describe tensors to bulk copies of boxes.
-
-// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
-// it in its __grid_constant__ parameters.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 // ---- flashgen/ptx/bulk.cuh
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 
 // ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first, where a box begins at a
 // multiple of 16 bytes. Boxes may extend beyond the tensor, but a stored box must not begin before it. The
@@ -329,9 +325,7 @@ FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory"); }
 // Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
@@ -382,32 +376,16 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- flashgen/ptx/warpgroup.cuh
-// Reallocation of registers among warpgroups (sm_90a).
-
-// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
-// An increase waits until other warpgroups have released enough.
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <i32 registers>
-FLASHGEN_DEVICE void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
 // ---- flashgen/ptx/descriptor.cuh
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -439,8 +417,19 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
 
-// Orders accesses of registers before later products that use them. It is needed before the first product,
-// and again after accumulators or fragments of the left operand were modified.
+// Sets the number of registers per thread, a multiple of 8 from 24 to 256. All warps of a warpgroup call it.
+// An increase waits until other warpgroups have released enough.
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <i32 registers>
+FLASHGEN_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Orders accesses of registers before later products that use them: before the first one, and again after
+// accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most `pending` groups are in flight.
@@ -704,8 +693,7 @@ using Rounded = u32[n / 16][4];
 // S = Q K^T and O += P V of the forward kernel.
 //
 // Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
-// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
-// issue_rest().
+// to unroll. issue_rest() is for steps after the last four (issue_single_steps.cuh).
 
 template <class QTile, class KTile, i32 step = 0>
 struct ScoreSteps {};
@@ -769,17 +757,12 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
 // ---- flashgen/sm90/dropping.cuh
 // Dropout of probabilities: the Dropout policy of the mainloop.
 
+// Keeps all pairs.
 struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
-  struct Kept {};
-
+  FLASHGEN_DEVICE static NoDropout draw(const auto&...) { return {}; }
   template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
-    return {};
-  }
-  template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, NoDropout) {}
   FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
@@ -798,13 +781,10 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
-// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN,
-// or, as rows of V and dO do, a whole row.
+// 0, or NaN if an element of a lane's first row, or the first one of its second row, is not finite. That is
+// enough: an operand that reaches rows it must not reach makes a column of all rows NaN, or a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};
@@ -818,27 +798,19 @@ FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
 // The sizes of a forward kernel for Hopper. The plan chooses them.
 
 struct ForwardSm90Config {
-  i32 head_dim;        // of Q and K, rounded up to 16: TMA fills the rest with zeros
-  i32 head_dim_v;      // of V and O, likewise
-  i32 stored_columns;  // of O
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 stages;  // of K and of V
+  i32 head_dim, head_dim_v;  // of Q and K, of V and O, rounded up to 16: TMA fills the rest with zeros
+  i32 stored_columns;        // of O
+  i32 tile_q, tile_kv;
+  i32 q_stages, stages;
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their K and V stay in the L2 cache: several if tiles
-  // differ in length.
-  i32 section_heads;
-  // Exponentials relative to a reference maximum that is set once, not to the running maximum.
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // their K and V stay in the L2 cache; several if tiles differ in length
   bool anchored;
-  bool has_lower;
-  bool has_upper;
+  bool has_lower, has_upper;
 };
 
-// The slots of the ring that announces tiles of queries. A consumer holds the tile whose results it still has
-// to store, and the next one.
+// The slots of the ring that announces tiles of queries. A consumer holds two: the tile whose results it
+// still has to store, and the next one.
 constexpr i32 kForwardTileStages = 4;
 
 // The named barrier at which the scheduler waits until the producer asks for a tile. Waiting there takes no
@@ -888,11 +860,6 @@ struct Band {
     bool full = q_end <= len_q && k_end <= len_kv;
     return full;
   }
-
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    return allowed;
-  }
 };
 
 // A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
@@ -909,8 +876,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// As mask_pairs(), for a warp's 16 rows. Rows beyond the last query may get any values. The assembler tests
-// seven bits at once.
+// Puts `value` wherever the mask forbids a pair of a warp's 16 rows. Rows beyond the last query may get any
+// values. The assembler tests seven bits at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -937,11 +904,8 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
 }
 
 // ---- flashgen/sm90/query_tile.cuh
-// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
-// lie. The Tile policy of the mainloop.
-
-// What a lane knows of the pages of a tile of keys: nothing where there are none.
-struct NoPages {};
+// A tile of queries, as the scheduler announces it: where its rows, keys and values lie. The Tile policy of
+// the mainloop.
 
 // What consumers do with an announced tile.
 enum class TileKind : i32 {
@@ -961,32 +925,24 @@ struct alignas(16) DenseTile {
 
   // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
-  // Whether keys and values lie in pages. All lanes of a producer then load boxes of them.
+  // Whether keys and values lie in pages, which all lanes of a producer load.
   static constexpr bool in_pages = false;
-  template <i32 tile_kv>
-  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
-    return {};
-  }
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
   FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_q; }
   template <class Mask>
-  FLASHGEN_DEVICE Mask mask(const auto& p) const {
-    return Mask::of(p, sequence, head);
-  }
+  FLASHGEN_DEVICE Mask mask(const auto& p) const { return Mask::of(p, sequence, head); }
   template <class Score>
-  FLASHGEN_DEVICE Score score(const auto& p) const {
-    return {p, sequence, head};
-  }
+  FLASHGEN_DEVICE Score score(const auto& p) const { return {p, sequence, head}; }
 
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
@@ -999,12 +955,11 @@ struct alignas(16) DenseTile {
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -1041,10 +996,8 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' reference maxima.
-  float reference_max[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
+  float reference_max[2];  // the factor taken out of the row, in the unit of its logits' reference maxima
+  float sum[2];            // this lane's share of the row's sum of exponentials
 
   // Every lane of a row gets the row's sum.
   FLASHGEN_DEVICE void finish() {
@@ -1054,8 +1007,7 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
   // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  template <class Logits>
-  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const auto& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
@@ -1071,22 +1023,18 @@ struct RowStatistics {
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
 // outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
-// maxima (tile_checks.cuh).
-//
-// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+// maxima (tile_checks.cuh). Not `anchored`: a running maximum, as in FlashAttention-2.
 
-// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
+// How many powers of two a reference maximum lies above the first block's maximum, and above a running one:
+// whole numbers, so that they round nothing.
 template <class T>
 constexpr float kHeadroom = 40.0f;
-// The same for a running maximum.
 template <class T>
 constexpr float kRunningHeadroom = 0.0f;
-// Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
-// with values up to 2^100 are then finite.
+// Logits may exceed the reference maximum by at most this many powers of two: products of exponentials with
+// values up to 2^100 are then finite. A row whose logits exceed it has a larger sum than kLargestSum.
 template <class T>
 constexpr float kMaxGrowth = 24.0f;
-// A row whose logits exceed kMaxGrowth has a larger sum than this.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 
@@ -1099,8 +1047,7 @@ struct RowSoftmax {
   RowStatistics rows;
   // If update_max() returns true, the output so far must be multiplied by this.
   float scores_scale[2];
-  // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
-  // its products.
+  // Whether some row of the warp has no reference maximum yet. A vote in each step would delay its products.
   bool lacks_max;
 
   FLASHGEN_DEVICE void reset() {
@@ -1115,19 +1062,12 @@ struct RowSoftmax {
   // Whether the next block sets a reference maximum, or may raise it. The same for all lanes of a warp.
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
-  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
-  // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
-  // `scores_scale`.
+  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
+  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
+  // by `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                  bool /*is_cut*/) {
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
-    return update_rows(scores, logits, may_raise, growth);
-  }
-
- protected:
-  // The same. Logits may exceed a reference maximum by `growth` powers of two.
-  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                   float growth) {
+                                  bool /*is_cut*/,
+                                  float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -1149,7 +1089,6 @@ struct RowSoftmax {
     return may_raise;
   }
 
- public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};
@@ -1216,9 +1155,8 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
 }
 
 // ---- flashgen/sm90/forward_epilogue.cuh
-// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
-// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows from `end` on
-// are not stored.
+// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows, from
+// `warp_row` of the tile and `row` of the sequence on, multiplied by `scale`, and none from `end` on.
 
 // Stores by TMA from shared memory, where O has its own tile at `offset`. TMA clips only at the end of the
 // tensor, so the sequence must end there.
@@ -1247,9 +1185,7 @@ struct TmaEpilogue {
       bulk_commit();
     }
   }
-  FLASHGEN_DEVICE static void wait(Thread thread) {
-    if (thread.lane == 0) bulk_wait<0>();
-  }
+  FLASHGEN_DEVICE static void wait(Thread thread) { if (thread.lane == 0) bulk_wait<0>(); }
 };
 
 // Lines 12 to 15: O = O / l, L = m + log l, and both to global memory.
@@ -1304,8 +1240,7 @@ FLASHGEN_DEVICE void store_results(auto& consumer, auto tile_at, RowStatistics r
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");
@@ -1517,8 +1452,7 @@ struct SparseBlocks {
 
 template <i32 consumer_warps>
 struct TileChecks {
-  // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
-  // complete when the scheduler refills the slot.
+  // A consumer checks and stores a tile before it releases the tile's slot, which the scheduler then refills.
   static constexpr u32 kTiles = kForwardTileStages;
   // Beyond the numbers of all tiles, so that the scheduler finds no such tile.
   static constexpr i32 kNoTile = 0x7fffffff;
@@ -1578,10 +1512,6 @@ struct ForwardShared {
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using LoadedVTile = typename Values::Loaded;
   using VTile = typename Values::Operand;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
 
@@ -1593,16 +1523,12 @@ struct ForwardShared {
   FLASHGEN_DEVICE LoadedVTile loaded_v(auto at) const {
     return LoadedVTile{start + Smem::kV}.slot(at.slot());
   }
-  FLASHGEN_DEVICE VTile v(auto at) const {
-    return loaded_v(at);
-  }
-  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-  FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
-  FLASHGEN_DEVICE VRing v_ring() const {
-    return loaded_v_ring();
-  }
-  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  FLASHGEN_DEVICE VTile v(auto at) const { return loaded_v(at); }
+  FLASHGEN_DEVICE Ring<cfg.q_stages> q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> loaded_v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> v_ring() const { return loaded_v_ring(); }
+  FLASHGEN_DEVICE Ring<kForwardTileStages> tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
@@ -1625,32 +1551,25 @@ struct ForwardShared {
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
 // late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-//
-// A block of keys in pages is many boxes, and a warp issues them one after another. So two warps load them:
-// run() then loads Q and K, and run_values() V.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
   using Message = typename Blocks::Message;
+  using TileState = RingState<kForwardTileStages>;
 
   const Params& p;
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::QRing::State q_at;
-  typename Shared::KRing::State k_at;
-  typename Shared::VRing::State v_at;
-  typename Shared::TileRing::State tile_at;
-  // The first tile whose Q is not loaded yet.
-  typename Shared::TileRing::State q_tile_at;
+  RingState<cfg.q_stages> q_at;
+  RingState<cfg.stages> k_at, v_at;
+  // This tile, and the first one whose Q is not loaded yet.
+  TileState tile_at, q_tile_at;
   // The block whose V is not loaded yet, or -1, and the slot of its tile.
   i32 pending_block = -1;
-  typename Shared::TileRing::State pending_tile_at;
+  TileState pending_tile_at;
 
-  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
-  FLASHGEN_DEVICE void sync_loading_lanes() const {}
-  FLASHGEN_DEVICE bool loads() const { return Tile::in_pages || elected; }
   // Loads Q of the tile at q_tile_at, unless there is no such tile.
   FLASHGEN_DEVICE void load_q() {
     shared.tile_ring().wait_full(q_tile_at);
@@ -1665,25 +1584,20 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
     if (elected) {
       shared.k_ring().wait_empty(k_at);
       shared.message(k_at) = message;
       mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     k_at.advance();
   }
   FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
     if (elected) {
       shared.loaded_v_ring().wait_empty(v_at);
       mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads())
-      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
     v_at.advance();
   }
   // V of a step is loaded after K of the next one, because consumers need it later.
@@ -1734,12 +1648,7 @@ struct ForwardProducer {
 };
 
 // ---- flashgen/sm90/input_scales.cuh
-// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
-//
-//     Factors              what products of queries and keys are multiplied by, and what values are
-//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
-//     differ_by_block      whether they are not the same for all blocks of a tile
-//     of_out(p, tile)      what O is multiplied by besides
+// What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 
 // Numbers of 16 bits have no scales.
 struct NoScales {
@@ -1755,11 +1664,10 @@ struct NoScales {
 // ---- flashgen/sm90/sections.cuh
 // The order in which persistent blocks draw tiles.
 //
-// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
-// section the turn varies slowest.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache.
 
-// A tile's turn among those of its head, and the head, counted over all sequences.
+// A tile's turn among those of its head, and the head, counted over all sequences. Turns vary slowest.
 struct SectionTile {
   i32 turn;
   i32 head;
@@ -1841,8 +1749,7 @@ struct SchedulerWarp {
     warp_sync();
     tile_at.advance();
   }
-  // run() reads the checks of a tile before it refills the tile's slot. This reads those of the last tiles,
-  // whose slots are not refilled.
+  // run() reads the checks of a tile before it refills its slot. This reads those of slots not refilled.
   FLASHGEN_DEVICE void check_last(u32 tiles) {
     shared.checks().wait_drained(thread);
 #pragma unroll 1
@@ -1874,8 +1781,7 @@ struct SchedulerWarp {
         }
         announce(tile);
       }
-      // Draws the next tile when the producer requests it. Drawn earlier, it would wait here while other
-      // thread blocks are idle.
+      // The producer requests the next tile. Drawn earlier, it would wait while other thread blocks are idle.
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {
@@ -1961,6 +1867,7 @@ template <class Score, class Logits_, bool changes_scores, bool loads_ahead, boo
 struct ExpressionScore {
   using Logits = Logits_;
   static constexpr bool has_sink = has_sink_;
+  // What is loaded for a block's pairs while its products are under way.
   template <i32 columns, bool loads = loads_ahead>
   struct PairsOf {};
   template <i32 columns>
@@ -2018,21 +1925,6 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
   return warp_any(signs != 0);
 }
 
-// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
-// + c of row h. `first_key` is the key of the lane's first column.
-template <i32 columns, class Masks>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
-  allowed[0] = allowed[1] = 0;
-#pragma unroll
-  for (i32 n = 0; n < columns / 8; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
-      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
-    }
-  }
-}
-
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
 // pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
 // local memory, because loops keep this rare code short.
@@ -2083,8 +1975,7 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
 }
 
 // ---- flashgen/sm90/values.cuh
-// O += P V: the Values policy of the mainloop. This one is for values of 16 bits, which wgmma reads as TMA
-// wrote them. eight_bit_values.cuh has the other one.
+// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
 
 template <ForwardSm90Config cfg, class T>
 struct SixteenBitValues {
@@ -2131,33 +2022,24 @@ struct SixteenBitValues {
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
-// header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper.
 
 template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileScheduler, class Tile,
           class Mask, class Blocks, class Score, class DropoutPolicy, class Values, class Scales,
           class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
-  // the end of the sequence.
+  // Whether V may hold keys that a row must not attend to, by a mask or beyond the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks, Values>;
-  using QRing = typename Shared::QRing;
-  using KRing = typename Shared::KRing;
-  using VRing = typename Shared::VRing;
-  using TileRing = typename Shared::TileRing;
   using Logits = typename Score::Logits;
-  using Pairs = typename Score::template Pairs<cfg.tile_kv>;
-  using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
   using Probabilities = typename Values::Probabilities;
   using Softmax = typename Values::template Softmax<Logits>;
   using Factors = typename Scales::Factors;
-  using Message = typename Blocks::Message;
+  using TileState = RingState<kForwardTileStages>;
 
-  // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
-  // uniform register.
+  // A block of keys for a tile of queries. Members are words: ptxas keeps no bool in a uniform register.
   struct Step {
     TileKind kind;
     Blocks blocks;
@@ -2175,12 +2057,10 @@ struct ForwardMainloop {
     const Params& p;
     Shared shared;
     Thread thread;
-    // Which consumer this is.
     i32 number;
-    typename QRing::State q_at;
-    typename KRing::State k_at;
-    typename VRing::State v_at;
-    typename TileRing::State tile_at;
+    RingState<cfg.q_stages> q_at;
+    RingState<cfg.stages> k_at, v_at;
+    TileState tile_at;
     // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
     typename Blocks::ConsumerBlocks consumer_blocks;
@@ -2188,14 +2068,13 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    // Of the newest step.
-    Factors factors;
+    Factors factors;  // of the newest step
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
     // ---- The stream of steps
 
-    FLASHGEN_DEVICE Message read_message() {
+    FLASHGEN_DEVICE typename Blocks::Message read_message() {
       shared.k_ring().wait_full(k_at);
       return shared.message(k_at);
     }
@@ -2218,8 +2097,8 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
-    // rows, except the last step of a tile, after which it stores results.
+    // Whether this consumer computes the newest step. It skips those without allowed pairs of its rows,
+    // except the last step of a tile, after which it stores results.
     FLASHGEN_DEVICE bool computes(const Step& step) const {
       return step.is_last() || !step.blocks.forbids_all(consumer_blocks);
     }
@@ -2229,9 +2108,7 @@ struct ForwardMainloop {
     // ---- The warp scheduler barriers of FlashAttention-3: consumers issue products in turn, so that one
     // multiplies while another takes exponentials. Where these take most of the time, turns only delay.
 
-    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() {
-      named_barrier_sync(1 + number, 2 * kWarpgroupSize);
-    }
+    FLASHGEN_DEVICE void warp_scheduler_barrier_sync() { named_barrier_sync(1 + number, 2 * kWarpgroupSize); }
     FLASHGEN_DEVICE void warp_scheduler_barrier_arrive() {
       named_barrier_arrive(1 + (number + 1) % cfg.consumers, 2 * kWarpgroupSize);
     }
@@ -2267,10 +2144,10 @@ struct ForwardMainloop {
       v_at.advance();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
-    FLASHGEN_DEVICE Kept draw_kept(const Step& step) const {
+    FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
       return DropoutPolicy::template draw<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
-    FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
+    FLASHGEN_DEVICE auto load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     // Whether the step may need a mask or a new reference maximum. Most steps need neither, so one branch
@@ -2280,7 +2157,7 @@ struct ForwardMainloop {
     }
     // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
-    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
+    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
       release_k(step);
@@ -2308,7 +2185,7 @@ struct ForwardMainloop {
     // ---- Results
 
     // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
-    FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
+    FLASHGEN_DEVICE TileState finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
       store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(),
@@ -2387,10 +2264,10 @@ struct ForwardMainloop {
     }
     // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
-      const Pairs pairs = load_pairs(step);
+      const auto pairs = load_pairs(step);
       wait_qk(true);
       issue_qk();
-      const Kept kept = draw_kept(step);
+      const auto kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
@@ -2401,7 +2278,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
                                          const Probabilities& probabilities,
                                          Probabilities& next_probabilities) {
-      const Pairs pairs = load_pairs(next);
+      const auto pairs = load_pairs(next);
       const Factors of_step = factors;
       wait_qk(step.is_last());
       warp_scheduler_barrier_sync();
@@ -2414,7 +2291,7 @@ struct ForwardMainloop {
         finished = softmax.rows;
         softmax.reset();
       }
-      const Kept kept = draw_kept(next);
+      const auto kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
       wgmma_wait<1>();
@@ -2459,7 +2336,7 @@ struct ForwardMainloop {
     }
     // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
-      return shared.tile(step.is_last() ? finished_tile_at() : typename TileRing::State{tile_at.count - 1});
+      return shared.tile(step.is_last() ? finished_tile_at() : TileState{tile_at.count - 1});
     }
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {
@@ -2667,8 +2544,7 @@ struct Survey {
   }
   // The first stretch for which `reached(i)`, which holds for all that follow; as many as there are if for
   // none.
-  template <class Reached>
-  FLASHGEN_DEVICE i32 bisect(const Reached& reached) const {
+  FLASHGEN_DEVICE i32 bisect(const auto& reached) const {
     i32 begin = 0, end = stretches();
 #pragma unroll 1
     while (begin < end) {
@@ -2815,29 +2691,21 @@ constexpr ForwardSm90Config kConfig{
 };
 
 struct Params {
-  TensorMap q_map;  // for TMA
-  TensorMap k_map;
-  TensorMap v_map;
-  TensorMap o_map;
+  TensorMap q_map, k_map, v_map, o_map;  // for TMA
   element_t* o;
   float* lse;    // log-sum-exp, (batch, heads_q, len_q)
   u32* counter;  // tiles drawn, then blocks done; 0 between launches
   const i32* captured_ids;
   const i32* survey1_ids;
-  i64 o_batch;  // strides are in elements
-  i64 o_row;
-  i64 o_head;
+  i64 o_batch, o_row, o_head;  // strides are in elements
   i64 stride0_ids;
   i64 stride1_ids;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
-  i32 q_tiles;  // tiles of queries of one head
-  i32 tiles;    // tiles of all heads of all sequences
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
+  i32 q_tiles;                 // tiles of queries of one head
+  i32 tiles;                   // tiles of all heads of all sequences
   i32 size0_ids;
   i32 size1_ids;
   float scale;
@@ -2898,30 +2766,18 @@ struct Mask {
     i32 q;
     i32 captured_ids;
 
-    FLASHGEN_DEVICE Query of_lane(i32 lane, i32 q) const {
-      return {q, shuffle(this->captured_ids, lane)};
-    }
+    FLASHGEN_DEVICE Query of_lane(i32 lane, i32 q) const { return {q, shuffle(this->captured_ids, lane)}; }
   };
   struct Key {
     i32 k;
     i32 captured_ids;
 
-    FLASHGEN_DEVICE Key of_lane(i32 lane, i32 k) const {
-      return {k, shuffle(this->captured_ids, lane)};
-    }
+    FLASHGEN_DEVICE Key of_lane(i32 lane, i32 k) const { return {k, shuffle(this->captured_ids, lane)}; }
   };
 
-  FLASHGEN_DEVICE Query query_at(i32 q) const {
-    return {q, load(captured_ids(p), b, q)};
-  }
-  FLASHGEN_DEVICE Key key_at(i32 k) const {
-    return {k, load(captured_ids(p), b, k)};
-  }
+  FLASHGEN_DEVICE Query query_at(i32 q) const { return {q, load(captured_ids(p), b, q)}; }
+  FLASHGEN_DEVICE Key key_at(i32 k) const { return {k, load(captured_ids(p), b, k)}; }
 
-  // Whether a pair within the sequence is allowed.
-  FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
-    return (key.k <= query.q + p.len_kv - p.len_q) & (query.captured_ids == key.captured_ids);
-  }
   // The comparisons of the key: a bit for each key. `from(k)` has the bits of the keys from k on.
   template <class From>
   FLASHGEN_DEVICE u32 ordered_bits(const Query& query, const From& from) const {
@@ -2930,9 +2786,6 @@ struct Mask {
   // The rest of the mask, for one pair.
   FLASHGEN_DEVICE bool allows_rest(const Query& query, const Key& key) const {
     return query.captured_ids == key.captured_ids;
-  }
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
   }
 
   // Queries and keys from begin to end, cut at the sequence's end, with the terms that depend on one side alone.

@@ -9,26 +9,26 @@
 // because  the largest tile that shared memory holds
 //
 // contents   30  Instructions, one per function: types, device, copy, math, matrix.
-//           192  Element types.
-//           255  Finding NaN and infinity.
-//           274  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           342  Operands of warp-level matrix products.
-//           441  Warp-level matrix products.
-//           512  Banded masks.
-//           583  Walking over the tiles that a mask does not rule out.
-//           618  Streaming tiles between global and shared memory.
-//           773  Keeping NaN and infinity where they belong.
-//           844  What a softmax takes exponentials of.
-//           871  What an online softmax keeps of each row from one tile of keys to the next.
-//           884  The online softmax.
-//          1036  What the forward kernel is made of.
-//          1099  The kernel: its configuration, parameters and text.
+//           190  Element types.
+//           252  Finding NaN and infinity.
+//           269  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           337  Operands of warp-level matrix products.
+//           433  Warp-level matrix products.
+//           504  Banded masks.
+//           575  Walking over the tiles that a mask does not rule out.
+//           610  Streaming tiles between global and shared memory.
+//           761  Keeping NaN and infinity where they belong.
+//           832  What a softmax takes exponentials of.
+//           858  What an online softmax keeps of each row from one tile of keys to the next.
+//           871  The online softmax.
+//          1023  What the forward kernel is made of.
+//          1082  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -102,9 +102,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -214,8 +212,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -267,9 +264,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -345,10 +340,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -726,13 +718,9 @@ struct TileStream {
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -845,12 +833,11 @@ FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q, GlobalRo
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -1037,15 +1024,11 @@ struct OnlineSoftmax {
 // What the forward kernel is made of.
 
 struct ForwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   bool split_k;
-  bool has_lower;
-  bool has_upper;
+  bool has_lower, has_upper;
   bool q_in_registers;
   i32 access_bytes;
   bool async_copy;
@@ -1122,27 +1105,16 @@ struct Params {
   const element_t* k;
   const element_t* v;
   element_t* o;
-  float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
-  float scale_log2;  // scale * log2(e)
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 o_batch, o_row, o_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
+  float scale_log2;            // scale * log2(e)
 };
 static_assert(sizeof(Params) == 168, "the launcher packs Params into 168 bytes");
 

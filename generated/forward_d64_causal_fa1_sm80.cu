@@ -9,25 +9,25 @@
 // because  B_c = ceil(M / 4d) = 326 and B_r = min(B_c, d) = 64, but at most 256 and multiples of 16
 //
 // contents   29  Instructions, one per function: types, device, copy, math, matrix.
-//           190  Element types.
-//           247  Finding NaN and infinity.
-//           266  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           329  Operands of warp-level matrix products.
-//           428  Warp-level matrix products.
-//           499  Banded masks.
-//           561  Streaming tiles between global and shared memory.
-//           668  Keeping NaN and infinity where they belong.
-//           715  Single elements from floats.
-//           727  What a softmax takes exponentials of.
-//           741  The exponentials of a softmax that subtracts the maximum of each row.
-//           758  What FlashAttention-1's forward kernel is made of.
-//           836  The kernel: its configuration, parameters and text.
+//           188  Element types.
+//           244  Finding NaN and infinity.
+//           261  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           324  Operands of warp-level matrix products.
+//           420  Warp-level matrix products.
+//           491  Banded masks.
+//           553  Streaming tiles between global and shared memory.
+//           656  Keeping NaN and infinity where they belong.
+//           703  Single elements from floats.
+//           715  What a softmax takes exponentials of.
+//           728  The exponentials of a softmax that subtracts the maximum of each row.
+//           745  What FlashAttention-1's forward kernel is made of.
+//           823  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -100,9 +100,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -213,8 +211,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -259,9 +256,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -332,10 +327,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -657,13 +649,9 @@ struct TileStream {
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { cp_async_wait<pending>(); }
 
 // ---- flashgen/contain.cuh
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
@@ -728,12 +716,11 @@ FLASHGEN_DEVICE T element_from(float value) {
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -858,29 +845,18 @@ struct Params {
   const element_t* k;
   const element_t* v;
   element_t* o;
-  float* lse;         // log-sum-exp, (batch, heads_q, len_q)
-  float* o_accum;     // O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)
-  float* row_sums;    // l so far, (batch, heads_q, len_q)
-  float* row_maxima;  // m so far, (batch, heads_q, len_q)
-  i64 q_batch;        // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  float* o_accum;              // O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)
+  float* row_sums;             // l so far, (batch, heads_q, len_q)
+  float* row_maxima;           // m so far, (batch, heads_q, len_q)
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 o_batch, o_row, o_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   float scale;
 };
 static_assert(sizeof(Params) == 192, "the launcher packs Params into 192 bytes");

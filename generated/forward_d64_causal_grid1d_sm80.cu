@@ -13,15 +13,15 @@
 //          122  Banded masks.
 //          167  Single elements from floats.
 //          179  What a softmax takes exponentials of.
-//          193  The exponentials of a softmax that subtracts the maximum of each row.
-//          210  Products of float tiles in shared memory, without tensor cores.
-//          314  The kernel: its configuration, parameters and text.
+//          192  The exponentials of a softmax that subtracts the maximum of each row.
+//          209  Products of float tiles in shared memory, without tensor cores.
+//          313  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -180,12 +180,11 @@ FLASHGEN_DEVICE T element_from(float value) {
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -339,26 +338,15 @@ struct Params {
   const element_t* k;
   const element_t* v;
   element_t* o;
-  float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 o_batch, o_row, o_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   float scale;
 };
 static_assert(sizeof(Params) == 168, "the launcher packs Params into 168 bytes");

@@ -9,28 +9,28 @@
 // because  16 rows per warp leave registers for cache addresses; calls with a cache have few queries
 //
 // contents   32  Instructions, one per function: types, device, copy, math, matrix.
-//           194  Element types.
-//           257  Finding NaN and infinity.
-//           276  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           345  Operands of warp-level matrix products.
-//           444  Warp-level matrix products.
-//           515  Banded masks.
-//           587  Walking over the tiles that a mask does not rule out.
-//           622  Streaming tiles between global and shared memory.
-//           777  Keeping NaN and infinity where they belong.
-//           824  What a softmax takes exponentials of.
-//           851  What an online softmax keeps of each row from one tile of keys to the next.
-//           864  The online softmax.
-//          1016  What the forward kernel is made of.
-//          1077  Keys and values in a cache.
-//          1194  Results of a block that goes over some of the keys.
-//          1247  The kernel: its configuration, parameters and text.
+//           192  Element types.
+//           254  Finding NaN and infinity.
+//           271  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           340  Operands of warp-level matrix products.
+//           436  Warp-level matrix products.
+//           507  Banded masks.
+//           579  Walking over the tiles that a mask does not rule out.
+//           614  Streaming tiles between global and shared memory.
+//           765  Keeping NaN and infinity where they belong.
+//           812  What a softmax takes exponentials of.
+//           838  What an online softmax keeps of each row from one tile of keys to the next.
+//           851  The online softmax.
+//          1003  What the forward kernel is made of.
+//          1060  Keys and values in a cache.
+//          1173  Results of a block that goes over some of the keys.
+//          1226  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -104,9 +104,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -216,8 +214,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -269,9 +266,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -348,10 +343,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -730,13 +722,9 @@ struct TileStream {
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -825,12 +813,11 @@ FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
@@ -1017,15 +1004,11 @@ struct OnlineSoftmax {
 // What the forward kernel is made of.
 
 struct ForwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   bool split_k;
-  bool has_lower;
-  bool has_upper;
+  bool has_lower, has_upper;
   bool q_in_registers;
   i32 access_bytes;
   bool async_copy;
@@ -1096,27 +1079,23 @@ struct CachedSequence {
   }
 
   // No more than the longest sequence may have.
-  template <class Params>
-  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static Range queries_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
     const i32 first = p.cu_seqlens_q[sequence];
     return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 
   // The same where an array may say how many keys all sequences before this one have.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 keys_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_k == nullptr) return before(p, sequence);
     return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
@@ -1270,51 +1249,30 @@ struct Params {
   const element_t* k;
   const element_t* v;
   element_t* o;
-  // log-sum-exp, (batch, heads_q, len_q)
-  float* lse;
-  // keys of each sequence, without appended ones; null: the capacity
-  const i32* cache_seqlens;
-  // row of the cache of each sequence; null: the sequence's index
-  const i32* cache_batch_idx;
-  // first keys of each sequence to skip; null: none
-  const i32* cache_leftpad;
-  // the pages of each sequence; entries beyond its length are ignored
-  const i32* block_table;
-  // first query of each packed sequence; null: queries are a batch
-  const i32* cu_seqlens_q;
-  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
-  const i32* cu_seqlens_k;
-  // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
-  float* o_partial;
-  // log-sum-exp of each split, (splits, batch, heads_q, len_q)
-  float* lse_partial;
-  // strides are in elements
-  i64 q_batch;
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
-  i64 table_row;  // stride between rows of the table
-  i64 lse_batch;  // stride between sequences; 0 if queries are packed
-  i64 lse_head;
-  i64 lse_rows;  // stride between splits
-  i32 heads_q;
-  i32 heads_kv;
+  float* lse;                  // log-sum-exp, (batch, heads_q, len_q)
+  const i32* cache_seqlens;    // keys of each sequence, without appended ones; null: the capacity
+  const i32* cache_batch_idx;  // row of the cache of each sequence; null: the sequence's index
+  const i32* cache_leftpad;    // first keys of each sequence to skip; null: none
+  const i32* block_table;      // the pages of each sequence; entries beyond its length are ignored
+  const i32* cu_seqlens_q;     // first query of each packed sequence; null: queries are a batch
+  const i32* cu_seqlens_k;  // prefix sums of the sequences' keys, in place of cache_seqlens; null: use that
+  float* o_partial;         // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
+  float* lse_partial;       // log-sum-exp of each split, (splits, batch, heads_q, len_q)
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 o_batch, o_row, o_head;
+  i64 table_row;            // stride between rows of the table
+  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_rows;             // stride between splits
+  i32 heads_q, heads_kv;
   i32 len_q;
-  i32 len_kv;      // capacity in keys of each sequence
-  i32 group;       // query heads per key/value head
-  i32 band_lower;  // relative to the diagonal through the last query and the last key
-  i32 band_upper;
-  i32 page_size;     // keys per page
-  i32 splits;        // blocks among which the keys of a tile of queries are split
-  i32 appended;      // keys of each sequence after those in cache_seqlens
+  i32 len_kv;                  // capacity in keys of each sequence
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // relative to the diagonal through the last query and the last key
+  i32 page_size;               // keys per page
+  i32 splits;                  // blocks among which the keys of a tile of queries are split
+  i32 appended;                // keys of each sequence after those in cache_seqlens
   i32 corner_lower;  // the band of terms aligned top-left; band_... is for those aligned bottom-right
   i32 corner_upper;
   float scale_log2;  // scale * log2(e)

@@ -7,24 +7,24 @@
 // grid     one block for every 128 query rows of every query head and batch entry
 // smem     49152 bytes
 //
-// contents   26  Instructions, one per function: types, device, copy, math, matrix.
-//           174  Element types.
-//           234  Finding NaN and infinity.
-//           253  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           320  Operands of warp-level matrix products.
-//           410  Warp-level matrix products.
-//           481  Banded masks.
-//           514  Streaming tiles between global and shared memory.
-//           630  Keeping NaN and infinity where they belong.
-//           701  What the backward kernels are made of.
-//           725  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//           914  The kernel: its configuration, parameters and text.
+// contents  26  Instructions, one per function: types, device, copy, math, matrix.
+//          172  Element types.
+//          231  Finding NaN and infinity.
+//          248  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          315  Operands of warp-level matrix products.
+//          402  Warp-level matrix products.
+//          473  Banded masks.
+//          506  Streaming tiles between global and shared memory.
+//          618  Keeping NaN and infinity where they belong.
+//          689  What the backward kernels are made of.
+//          713  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          902  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -106,9 +106,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -194,8 +192,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -246,9 +243,7 @@ constexpr u32 kSigns = kIsFloat<T>      ? 0x80000000u
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>; }
 
 // ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
@@ -323,10 +318,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -583,13 +575,9 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (async_copy) cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { if constexpr (async_copy) cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (async_copy) cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { if constexpr (async_copy) cp_async_wait<pending>(); }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
@@ -934,19 +922,13 @@ struct Params {
   const element_t* v;
   element_t* o;
   const element_t* probabilities;  // P, of the shape of S
-  i64 v_batch;                     // strides are in elements
-  i64 v_row;
-  i64 v_head;
-  i64 o_batch;
-  i64 o_row;
-  i64 o_head;
+  i64 v_batch, v_row, v_head;      // strides are in elements
+  i64 o_batch, o_row, o_head;
   i32 heads_q;
-  i32 len_q;
-  i32 len_kv;
-  i32 score_pitch;  // elements from one row of S, P or dS to the next, a multiple of 8
-  i32 group;        // query heads per key/value head
-  i32 band_lower;   // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
+  i32 len_q, len_kv;
+  i32 score_pitch;             // elements from one row of S, P or dS to the next, a multiple of 8
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
 };
 static_assert(sizeof(Params) == 104, "the launcher packs Params into 104 bytes");
 

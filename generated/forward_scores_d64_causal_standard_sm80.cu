@@ -9,20 +9,20 @@
 // smem     65536 bytes
 //
 // contents  24  Instructions, one per function: types, device, copy, matrix.
-//          161  Element types.
-//          212  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          276  Operands of warp-level matrix products.
-//          366  Warp-level matrix products.
-//          437  Streaming tiles between global and shared memory.
-//          489  What the backward kernels are made of.
-//          513  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          730  The kernel: its configuration, parameters and text.
+//          159  Element types.
+//          209  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          273  Operands of warp-level matrix products.
+//          360  Warp-level matrix products.
+//          431  Streaming tiles between global and shared memory.
+//          479  What the backward kernels are made of.
+//          503  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          720  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -103,9 +103,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
@@ -181,8 +179,7 @@ struct Thread {
   // then computed there, instead of all being kept in registers from before the loop.
   FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
   FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
 };
@@ -279,10 +276,7 @@ struct Cursor {
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -478,13 +472,9 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (async_copy) cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { if constexpr (async_copy) cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (async_copy) cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { if constexpr (async_copy) cp_async_wait<pending>(); }
 
 // ---- flashgen/backward.cuh
 // What the backward kernels are made of.
@@ -750,16 +740,11 @@ constexpr StandardConfig kConfig{
 struct Params {
   const element_t* q;
   const element_t* k;
-  float* scores;  // S, (batch, heads_q, len_q, score_pitch)
-  i64 q_batch;    // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
+  float* scores;               // S, (batch, heads_q, len_q, score_pitch)
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
   i32 heads_q;
-  i32 len_q;
-  i32 len_kv;
+  i32 len_q, len_kv;
   i32 score_pitch;  // elements from one row of S, P or dS to the next, a multiple of 8
   i32 group;        // query heads per key/value head
   float scale;

@@ -11,17 +11,17 @@
 // contents  23  Instructions, one per function: types, device, math.
 //          106  Element types.
 //          141  What a softmax takes exponentials of.
-//          155  The exponentials of a softmax that subtracts the maximum of each row.
-//          167  Banded masks.
-//          189  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          220  Maxima and sums over the values of a block's threads.
-//          248  The kernel: its configuration, parameters and text.
+//          154  The exponentials of a softmax that subtracts the maximum of each row.
+//          166  Banded masks.
+//          188  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          219  Maxima and sums over the values of a block's threads.
+//          247  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -142,12 +142,11 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
@@ -269,12 +268,10 @@ struct Params {
   float* lse;                // log-sum-exp, (batch, heads_q, len_q)
   element_t* probabilities;  // P, of the shape of S
   i32 heads_q;
-  i32 len_q;
-  i32 len_kv;
-  i32 score_pitch;  // elements from one row of S, P or dS to the next, a multiple of 8
-  i32 group;        // query heads per key/value head
-  i32 band_lower;   // key k is allowed for query q when band_lower <= k - q <= band_upper
-  i32 band_upper;
+  i32 len_q, len_kv;
+  i32 score_pitch;             // elements from one row of S, P or dS to the next, a multiple of 8
+  i32 group;                   // query heads per key/value head
+  i32 band_lower, band_upper;  // key k is allowed for query q when band_lower <= k - q <= band_upper
 };
 static_assert(sizeof(Params) == 56, "the launcher packs Params into 56 bytes");
 

@@ -9,18 +9,18 @@
 // smem     32832 bytes
 //
 // contents  22  Instructions, one per function: types, device, copy, math.
-//          132  Element types.
-//          180  Instructions, one per function: eight_bits.
-//          203  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          241  Streaming tiles between global and shared memory.
-//          303  16-bit rows of a head to e4m3, one block of rows at a time.
-//          532  The kernel: its configuration, parameters and text.
+//          130  Element types.
+//          177  Instructions, one per function: eight_bits.
+//          200  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          238  Streaming tiles between global and shared memory.
+//          296  16-bit rows of a head to e4m3, one block of rows at a time.
+//          525  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
 // ---- flashgen/ptx/types.cuh
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 
 namespace flashgen {
 
@@ -102,9 +102,7 @@ FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" :
 
 // Waits until at most `pending` groups are in flight.
 template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+FLASHGEN_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
@@ -150,8 +148,7 @@ struct Thread {
             shuffle(thread_idx() / kWarpSize, 0)};
   }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
-  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
-  // + 1.
+  // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
 };
 
@@ -292,13 +289,9 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (async_copy) cp_async_commit();
-}
+FLASHGEN_DEVICE void commit_copies() { if constexpr (async_copy) cp_async_commit(); }
 template <bool async_copy, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (async_copy) cp_async_wait<pending>();
-}
+FLASHGEN_DEVICE void wait_for_copies() { if constexpr (async_copy) cp_async_wait<pending>(); }
 
 // ---- flashgen/quantize.cuh
 // 16-bit rows of a head to e4m3, one block of rows at a time: rotated, divided by a shared scale, rounded.
@@ -551,34 +544,17 @@ struct Params {
   float* q_scale;  // what the codes of each block of rows are multiplied by
   float* k_scale;
   float* v_scale;
-  i64 q_batch;  // strides are in elements
-  i64 q_row;
-  i64 q_head;
-  i64 k_batch;
-  i64 k_row;
-  i64 k_head;
-  i64 v_batch;
-  i64 v_row;
-  i64 v_head;
-  i64 q8_batch;
-  i64 q8_row;
-  i64 q8_head;
-  i64 k8_batch;
-  i64 k8_row;
-  i64 k8_head;
-  i64 v8_batch;
-  i64 v8_row;
-  i64 v8_head;
-  i64 q_scale_batch;
-  i64 q_scale_head;
-  i64 k_scale_batch;
-  i64 k_scale_head;
-  i64 v_scale_batch;
-  i64 v_scale_head;
-  i32 heads_q;
-  i32 heads_kv;
-  i32 len_q;
-  i32 len_kv;
+  i64 q_batch, q_row, q_head;  // strides are in elements
+  i64 k_batch, k_row, k_head;
+  i64 v_batch, v_row, v_head;
+  i64 q8_batch, q8_row, q8_head;
+  i64 k8_batch, k8_row, k8_head;
+  i64 v8_batch, v8_row, v8_head;
+  i64 q_scale_batch, q_scale_head;
+  i64 k_scale_batch, k_scale_head;
+  i64 v_scale_batch, v_scale_head;
+  i32 heads_q, heads_kv;
+  i32 len_q, len_kv;
   i32 rotates;     // 1: queries and keys are rotated
   i32 is_aligned;  // 1: all rows begin at multiples of 16 bytes
 };

@@ -101,7 +101,7 @@ def _versions(include: Path) -> tuple[_Version, ...]:
         with os.scandir(folder) as entries:
             files = sorted((entry.path, entry.stat()) for entry in entries if entry.is_file())
         found += [(path, stat.st_mtime_ns, stat.st_size) for path, stat in files]
-    for name in ("descriptor.cuh", "tensor_map.cuh", "types.cuh"):
+    for name in ("descriptor.cuh", "types.cuh"):
         path = f"{include}/flashgen/ptx/{name}"
         stat = os.stat(path)
         found.append((path, stat.st_mtime_ns, stat.st_size))

@@ -66,7 +66,7 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
         Param("appended", "int32", "i32", "keys of each sequence after those in cache_seqlens"),
         Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
-        Param("lse_batch", "int64", "i64", "stride between sequences; 0 if queries are packed"),
+        Param("lse_batch", "int64", "i64", "strides; the first is 0 if queries are packed"),
         Param("lse_head", "int64", "i64"),
         Param("lse_rows", "int64", "i64", "stride between splits"),
     ]
@@ -90,7 +90,7 @@ def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:
     """The parameters of kernels that read or write an 8-bit cache."""
     rows = "pages" if spec.page_scales else "sequences"
     pointers = (Param(name, "void*", "const float*", _SCALE_NOTE if name == "k_scale" else "") for name in SCALES)
-    note = f"stride between {rows}; 0: they share the scale"
+    note = f"strides between {rows} and heads; 0: they share the scale"
     strides = (
         Param(f"{name}_{axis}", "int64", "i64", note if (name, axis) == ("k_scale", "row") else "")
         for name in SCALES

@@ -18,7 +18,7 @@ _PARAMS = ParamTable.widest_first(
         Param("o", "void*", "element_t*", "results of a pass; null: of the other one"),
         Param("lse", "void*", "float*"),
         *(Param(name, "void*", "element_t*") for name in ("dq", "dk", "dv")),
-        Param("total_q", "int64", "i64", "rows of queries"),
+        Param("total_q", "int64", "i64", "rows of queries, and of keys"),
         Param("total_kv", "int64", "i64"),
         Param("batch", "int32", "i32", "sequences"),
         Param("heads_q", "int32", "i32"),

@@ -23,7 +23,7 @@ from flashgen.render.amalgamation.amalgamate import Line, amalgamate
 from flashgen.render.amalgamation.contents import contents, with_sections
 from flashgen.render.amalgamation.marks import LineMarks, read_marks
 from flashgen.render.amalgamation.prune import prune
-from flashgen.render.layout import align_comments, camel, trailing_comment
+from flashgen.render.layout import align_comments, camel, declared_together, trailing_comment
 from flashgen.render.literals import literal
 from flashgen.render.source import Origin
 from flashgen.render.summary import summary
@@ -73,6 +73,7 @@ def environment(directory: Path) -> Environment:
         camel=camel,
         trailing_comment=trailing_comment,
         align_comments=align_comments,
+        declared_together=declared_together,
         summary=summary,
         expression_code=_expression_code,
         captured_code=_captured_code,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from flashgen.plan.algorithm import why_not_fa3
 from flashgen.plan.cache import PREFILL
 from flashgen.plan.model.plans import KernelPlan, Role
-from flashgen.render.layout import COLUMN_LIMIT
+from flashgen.render.amalgamation.amalgamate import COLUMN_LIMIT
 from flashgen.spec.text.command import rebuild_command
 
 _ROLES: dict[Role, str] = {

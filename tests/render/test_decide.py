@@ -43,6 +43,14 @@ def lines_of(header: str, config: list[str] = CONFIG, file: str = "flashgen/a.cu
         ("if constexpr (!turing) {\n  if constexpr (turing) {\n    a();\n  } else {\n    b();\n  }\n}", "b();"),
         ("void f(int x) {\n  if constexpr (turing) {\n    a();\n  }\n}", "void f(int x) {}"),
         (
+            "FLASHGEN_DEVICE i32 f() {\n  if constexpr (turing) {\n    a();\n  } else {\n    return 2;\n  }\n}",
+            "FLASHGEN_DEVICE i32 f() { return 2; }",
+        ),
+        (
+            f"FLASHGEN_DEVICE i32 f() {{\n  if constexpr (!turing) {{\n    {'x' * 90}();\n  }}\n}}",
+            f"FLASHGEN_DEVICE i32 f() {{\n  {'x' * 90}();\n}}",
+        ),
+        (
             "if constexpr (!turing) {\n#pragma unroll\n  for (;;) {\n    a();\n  }\n}",
             "#pragma unroll\nfor (;;) {\n  a();\n}",
         ),

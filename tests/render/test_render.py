@@ -56,6 +56,40 @@ def test_the_parameter_struct_is_the_table_and_checks_its_own_size(templates: Wr
     )
 
 
+def test_parameters_of_one_tensor_share_a_line(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.params(plan) }}\n")
+    maps = (Param("q_map", "map", "TensorMap", "for TMA"), Param("k_map", "map", "TensorMap"))
+    pointers = (Param("q_one", "void*", "float*"), Param("q_two", "void*", "float*"))
+    strides = (
+        Param("q_row", "int64", "i64", "in elements"),
+        Param("q_head", "int64", "i64"),
+        Param("k_row", "int64", "i64"),
+        Param("k_head", "int64", "i64", "its own note"),
+    )
+    text = body(replace(tiny, params=ParamTable((*maps, *pointers, *strides))))
+    assert text.splitlines()[1:-2] == [
+        "  TensorMap q_map, k_map;  // for TMA",
+        "  float* q_one;",
+        "  float* q_two;",
+        "  i64 q_row, q_head;  // in elements",
+        "  i64 k_row;",
+        "  i64 k_head;  // its own note",
+    ]
+
+
+def test_comments_are_in_one_column_where_there_is_room_and_else_above(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.params(plan) }}\n")
+    notes = {"a": "short", "long_name_of_a_number": "note", "b": "x" * 96, "c": "x" * 100}
+    table = ParamTable(tuple(Param(name, "int32", "i32", note) for name, note in notes.items()))
+    assert body(replace(tiny, params=table)).splitlines()[1:-2] == [
+        "  i32 a;                      // short",
+        "  i32 long_name_of_a_number;  // note",
+        f"  i32 b;  // {'x' * 96}",
+        f"  // {'x' * 100}",
+        "  i32 c;",
+    ]
+
+
 def test_the_shared_memory_map_becomes_offsets(templates: Write, tiny: KernelPlan) -> None:
     templates(MACROS + "{{ common.smem(plan) }}\n")
     smem = SmemMap((SmemRegion("q", 0, 1024, "queries"), SmemRegion("kv_ring", 1024, 4096)))

@@ -15,6 +15,9 @@ from flashgen.render.source import Origin
 
 Line = tuple[str, Origin]
 
+#: As in .clang-format.
+COLUMN_LIMIT = 110
+
 _INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]*)"|(<.*>|.*))')
 _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 _CONDITIONAL = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashgen.render.amalgamation.amalgamate import Line
+from flashgen.render.amalgamation.amalgamate import COLUMN_LIMIT, Line
 
 #: What headers call by the same name everywhere.
 _PASSED_ON = frozenset({"async_copy", "access_bytes", "turing", "has_lower", "has_upper", "has_holes"})
@@ -130,8 +130,18 @@ class _Decision:
         if text.strip() == "}" and above.endswith((") {", "const {")):
             # A function of which nothing is left.
             self.out[-1] = (f"{above}}}", self.out[-1][1])
+        elif text.strip() == "}" and (whole := self._on_one_line(above)) is not None:
+            self.out[-2:] = [(whole, self.out[-2][1])]
         else:
             self.out.append(line)
+
+    def _on_one_line(self, statement: str) -> str | None:
+        """A function of which one statement is left, if it is short enough."""
+        opening = self.out[-2][0] if len(self.out) > 1 else ""
+        if "FLASHGEN_DEVICE" not in opening or not opening.endswith("{") or not statement.endswith(";"):
+            return None
+        whole = f"{opening} {statement.strip()} }}"
+        return whole if len(whole) <= COLUMN_LIMIT else None
 
 
 def _dedented(line: Line) -> Line:

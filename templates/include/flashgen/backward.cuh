@@ -8,19 +8,12 @@
 namespace flashgen {
 
 struct BackwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   // How many warps stand above one another on each product; the others stand side by side.
-  i32 score_warps;
-  i32 dk_warps;
-  i32 dv_warps;
-  i32 dq_warps;
-  bool has_lower;
-  bool has_upper;
+  i32 score_warps, dk_warps, dv_warps, dq_warps;
+  bool has_lower, has_upper;
   bool vector_reduction;
   i32 access_bytes;
   bool async_copy;

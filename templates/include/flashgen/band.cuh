@@ -111,8 +111,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// As mask_pairs(), for a warp's 16 rows. Rows beyond the last query may get any values. The assembler tests
-// seven bits at once.
+// Puts `value` wherever the mask forbids a pair of a warp's 16 rows. Rows beyond the last query may get any
+// values. The assembler tests seven bits at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,

@@ -26,27 +26,23 @@ struct CachedSequence {
   }
 
   // No more than the longest sequence may have.
-  template <class Params>
-  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static Range queries_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
     const i32 first = p.cu_seqlens_q[sequence];
     return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
-  template <class Params>
-  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i64 row_of(const auto& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
   }
 
   // How many keys there are without those that were appended.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 before(const auto& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
 
   // The same where an array may say how many keys all sequences before this one have.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+  FLASHGEN_DEVICE static i32 keys_of(const auto& p, i32 sequence) {
     if (p.cu_seqlens_k == nullptr) return before(p, sequence);
     return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }

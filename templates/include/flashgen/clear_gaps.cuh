@@ -35,8 +35,7 @@ FLASHGEN_DEVICE i32 clamp_row(i64 row, Range rows) {
 }
 
 // Calls `visit` with each stretch of `rows` that lies in a gap. Lane l looks at gaps l, l + 32 ...
-template <class Visit>
-FLASHGEN_DEVICE void for_each_gap(const PackedRows& packed, Range rows, Thread thread, const Visit& visit) {
+FLASHGEN_DEVICE void for_each_gap(const PackedRows& packed, Range rows, Thread thread, const auto& visit) {
 #pragma unroll 1
   for (i32 first = 0; first <= packed.sequences; first += kWarpSize) {
     const i32 gap = first + thread.lane;

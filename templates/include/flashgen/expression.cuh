@@ -337,8 +337,7 @@ struct Survey {
   }
   // The first stretch for which `reached(i)`, which holds for all that follow; as many as there are if for
   // none.
-  template <class Reached>
-  FLASHGEN_DEVICE i32 bisect(const Reached& reached) const {
+  FLASHGEN_DEVICE i32 bisect(const auto& reached) const {
     i32 begin = 0, end = stretches();
 #pragma unroll 1
     while (begin < end) {

@@ -7,15 +7,11 @@
 namespace flashgen {
 
 struct ForwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 stages, warps;
   bool split_k;
-  bool has_lower;
-  bool has_upper;
+  bool has_lower, has_upper;
   bool q_in_registers;
   i32 access_bytes;
   bool async_copy;

@@ -1,8 +1,7 @@
 // S = Q K^T and O += P V of the forward kernel.
 //
 // Four steps of 16 are one asm statement (wgmma_fours.cuh). Recursion takes less time to compile than a loop
-// to unroll. Kernels whose steps are no multiple of four include issue_single_steps.cuh, which has
-// issue_rest().
+// to unroll. issue_rest() is for steps after the last four (issue_single_steps.cuh).
 #pragma once
 #include "flashgen/panel.cuh"
 

@@ -1,12 +1,11 @@
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNoMax                  the reference maximum of a row without an allowed key so far
+//     logit(s, row)            accumulator s as a reference maximum; as_reference_max(x): logit x as one
+//     relative(s, shift, row)  how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)   from a difference of reference maxima to powers of two, and back
+//     natural_log(m, x)        the natural logarithm of 2^x times the factor of reference maximum m
+//     kNoMax                   the reference maximum of a row without an allowed key so far
 #pragma once
 #include "flashgen/element.cuh"
 

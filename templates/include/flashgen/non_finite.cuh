@@ -28,9 +28,8 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-// 0, or NaN if an element of the first of a lane's two rows, or the first element of the second row, is not
-// finite. That is enough: an operand that reaches rows that it must not reach makes a column of all rows NaN,
-// or, as rows of V and dO do, a whole row.
+// 0, or NaN if an element of a lane's first row, or the first one of its second row, is not finite. That is
+// enough: an operand that reaches rows it must not reach makes a column of all rows NaN, or a whole row.
 template <i32 count>
 FLASHGEN_DEVICE float first_row_times_zero(const float (&strip)[count]) {
   float zero[2] = {strip[2] * 0.0f, 0.0f};

@@ -7,10 +7,7 @@
 
 namespace flashgen {
 
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
+FLASHGEN_DEVICE i32 origin_of(auto tile) { return static_cast<i32>(shared_address(tile.data)); }
 
 // Left operand of one step: 16 rows, one step deep.
 template <class T>
@@ -235,8 +232,7 @@ struct LeftHeld {
   static constexpr bool in_registers = true;
   LeftFragment<T> fragments[row_blocks][steps];
 
-  template <class Left>
-  FLASHGEN_DEVICE void take(const Left& left) {
+  FLASHGEN_DEVICE void take(const auto& left) {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll

@@ -7,7 +7,6 @@
 #include "flashgen/ptx/bulk.cuh"
 #include "flashgen/ptx/cluster.cuh"
 #include "flashgen/ptx/grid.cuh"
-#include "flashgen/ptx/warpgroup.cuh"
 #include "flashgen/ptx/wgmma.cuh"
 #include "flashgen/ptx/wgmma_fours.cuh"
 #endif

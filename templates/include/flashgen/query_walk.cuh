@@ -25,10 +25,7 @@ struct QueryWalk {
   FLASHGEN_DEVICE bool over() const { return member >= members; }
   FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
 
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
+  FLASHGEN_DEVICE void start(Thread thread, const auto& mask_of) { advance(thread, mask_of); }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
     // A loop, so that the code that evaluates the mask is inlined only once.
@@ -40,8 +37,7 @@ struct QueryWalk {
   }
 
  private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void advance_within_head(Thread thread, const auto& mask_of) {
     const Mask mask = mask_of(member);
     tiles.advance(thread, [&](i32 tile) {
       return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
@@ -64,8 +60,7 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   FLASHGEN_DEVICE bool over() const { return left == 0; }
   FLASHGEN_DEVICE Step step() const { return {member, tile}; }
 
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void start(Thread /*thread*/, const auto& mask_of) {
     tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
     left *= tiles.size();
     tile = tiles.begin;

@@ -6,8 +6,7 @@
 
 namespace flashgen {
 
-// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far. Kernels with rings of
-// other sizes include ring_any_size.cuh.
+// A position in a ring, as CUTLASS's PipelineState: the number of slots passed so far.
 template <i32 slots>
 struct RingState {
   static_assert((slots & (slots - 1)) == 0, "include ring_any_size.cuh");

@@ -16,10 +16,8 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' reference maxima.
-  float reference_max[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
+  float reference_max[2];  // the factor taken out of the row, in the unit of its logits' reference maxima
+  float sum[2];            // this lane's share of the row's sum of exponentials
 
   // Every lane of a row gets the row's sum.
   FLASHGEN_DEVICE void finish() {
@@ -29,8 +27,7 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
   // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  template <class Logits>
-  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const auto& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));

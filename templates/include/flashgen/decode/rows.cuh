@@ -83,6 +83,21 @@ struct LaneMasks {
   FLASHGEN_DEVICE bool allows(i32 h, i32 k) const { return masks[h].allows(q[h], k); }
 };
 
+// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
+// + c of row h. `first_key` is the key of the lane's first column.
+template <i32 columns, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const LaneMasks<Mask>& masks, i32 first_key) {
+  allowed[0] = allowed[1] = 0;
+#pragma unroll
+  for (i32 n = 0; n < columns / 8; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
+      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
+    }
+  }
+}
+
 // Calls visit(value, h, column) for each of a lane's scores.
 template <i32 blocks, class Visit>
 FLASHGEN_DEVICE void for_each_score(Accumulator<1, blocks>& scores, const Visit& visit) {

@@ -1,6 +1,6 @@
 // The functions of ptx/bulk.cuh on a CPU. Only primitives.h includes this file.
 #pragma once
-#include "flashgen/ptx/tensor_map.cuh"
+#include "flashgen/ptx/types.cuh"
 
 namespace flashgen {
 

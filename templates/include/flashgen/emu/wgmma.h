@@ -1,4 +1,4 @@
-// The functions of ptx/wgmma.cuh and ptx/warpgroup.cuh on a CPU; included by primitives.h.
+// The functions of ptx/wgmma.cuh on a CPU; included by primitives.h.
 #pragma once
 #include "flashgen/emu/abi.h"
 #include "flashgen/ptx/descriptor.cuh"

@@ -102,19 +102,19 @@ FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
-// its other blocks.
+// Makes this thread's mbarrier_init visible to bulk copies and, after a barrier, to the cluster's other
+// blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // Orders ordinary accesses of this thread, and those that a barrier ordered before it, before later accesses
 // by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// The same for shared memory alone.
+// Orders this thread's accesses of shared memory before later ones by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The same for global memory alone. It does not wait for shared memory.
+// As fence_proxy_async() for global memory alone. It does not wait for shared memory.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace flashgen

@@ -1,9 +1,8 @@
 // Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
-// loads. The issuing thread waits for groups of stores and reductions. After writing shared memory that a
-// bulk copy reads, call fence_proxy_async.
+// loads. The issuing thread waits for groups of stores and reductions. A fence comes before copies of what
+// threads wrote.
 #pragma once
 #include "flashgen/primitives.cuh"
-#include "flashgen/ptx/tensor_map.cuh"
 
 namespace flashgen {
 

@@ -1,14 +1,12 @@
-// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
+// The 64-bit descriptor of an operand of wgmma in shared memory.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
 // and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
-//   swizzle    major   leading_bytes                       stride_bytes
-//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
-//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
-//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
-//   32 to 128  mn      next line's width along MN          next 8 rows along K
+//   major   leading_bytes                                  stride_bytes
+//   k       not used; unswizzled, the next 16 bytes of K   next 8 rows along MN
+//   mn      next line's width along MN                     next 8 rows along K (unswizzled, the two swap)
 #pragma once
 #include "flashgen/ptx/types.cuh"
 

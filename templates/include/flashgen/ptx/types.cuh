@@ -1,4 +1,4 @@
-// Integer and 16-bit element types, without any CUDA header.
+// Integer and element types, without any CUDA header.
 #pragma once
 
 namespace flashgen {
@@ -29,6 +29,12 @@ struct e5m2_t {
 
 struct alignas(16) Vec16 {
   u32 words[4];
+};
+
+// Describes a tensor in global memory and the box that one bulk copy moves. The host encodes it, and a kernel
+// gets it in its __grid_constant__ parameters.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
 };
 
 }  // namespace flashgen

@@ -5,27 +5,16 @@
 namespace flashgen {
 
 struct BackwardSm90Config {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 do_stages;
-  i32 ds_stages;
-  // Slots for sums of dQ to be scaled and rounded, and for rounded ones.
-  i32 sum_stages;
-  i32 rounded_stages;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 q_stages, do_stages, ds_stages;
+  i32 sum_stages, rounded_stages;  // slots for sums of dQ to be scaled and rounded, and for rounded ones
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  // The next step's scores are preset to -L while dK is multiplied.
-  bool presets_ahead;
-  // dQ is multiplied after dK, and takes the registers of dP. Otherwise it is multiplied between dV and dK.
-  bool dq_last;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;   // heads whose operands stay in the L2 cache
+  bool presets_ahead;  // the next step's scores are preset to -L while dK is multiplied
+  bool dq_last;        // dQ is multiplied after dK, in the registers of dP, and not between dV and dK
+  bool has_lower, has_upper;
 };
 
 constexpr i32 kPanelColumns = 64;

@@ -1,13 +1,4 @@
 // Dropout of probabilities in the backward pass: the Dropout policy of the backward mainloops.
-//
-//     draw<keys>(...)                               which pairs are kept, where rows are queries
-//     draw_queries<queries>(...)                    the same where rows are keys
-//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
-//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
-//     factor(p)                                     1 / (1 - rate), by which results are multiplied
-//
-// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
-// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 #pragma once
 #include "flashgen/sm90/dropping.cuh"
 #include "flashgen/sm90/kept_queries.cuh"
@@ -16,26 +7,25 @@ namespace flashgen {
 
 struct NoBackwardDropout : NoDropout {
   static constexpr bool drops = false;
-  template <i32 queries>
-  using Queries = Kept<queries>;
 
-  template <i32 queries, class Params>
-  FLASHGEN_DEVICE static Queries<queries> draw_queries(const Params&, i32, i32, i32, i32, Thread) {
+  template <i32 queries>
+  FLASHGEN_DEVICE static NoDropout draw_queries(const auto&...) {
     return {};
   }
-  template <bool has_slope, i32 queries>
-  FLASHGEN_DEVICE static void drop(Rounded<queries>&, Rounded<queries>&, const Queries<queries>&, i32) {}
-  template <i32 queries>
-  FLASHGEN_DEVICE static void drop_gradients(Strip<queries>&, const Queries<queries>&, i32, const float*,
-                                             Thread) {}
-  template <i32 count, class Kept>
-  FLASHGEN_DEVICE static void drop_gradients(float (&)[count], const Kept&, const float (&)[2]) {}
-  template <class Params>
-  FLASHGEN_DEVICE static bool keeps(const Params&, i32, i32, i32, i32) {
-    return true;
-  }
+  template <bool has_slope>
+  FLASHGEN_DEVICE static void drop(const auto&...) {}
+  FLASHGEN_DEVICE static void drop_gradients(const auto&...) {}
+  FLASHGEN_DEVICE static bool keeps(const auto&...) { return true; }
 };
 
+//     draw<keys>(...)                               which pairs are kept, where rows are queries
+//     draw_queries<queries>(...)                    the same where rows are keys
+//     drop(probabilities, factors, kept, chunk)     sets dropped pairs of P to 0, but not the factors of dS
+//     drop_gradients(dp, kept, ...)                 sets dP of dropped pairs to 0
+//     factor(p)                                     1 / (1 - rate), by which results are multiplied
+//
+// Kept pairs count 1 / (1 - rate) times in dV and in dP. Results are multiplied by this factor at the end. So
+// accumulators of dP start at -D (1 - rate), which the prepare kernel writes.
 struct PhiloxBackwardDropout : PhiloxDropout {
   static constexpr bool drops = true;
   template <i32 queries>
@@ -72,8 +62,7 @@ struct PhiloxBackwardDropout : PhiloxDropout {
 #pragma unroll
     for (i32 i = 0; i < count; ++i) dp[i] = kept.has(0, i / 4, i % 4) ? dp[i] : preset[i % 4 / 2];
   }
-  template <class Params>
-  FLASHGEN_DEVICE static bool keeps(const Params& p, i32 sequence, i32 head, i32 q, i32 key) {
+  FLASHGEN_DEVICE static bool keeps(const auto& p, i32 sequence, i32 head, i32 q, i32 key) {
     return Dropout::of(p, sequence, head).keeps(static_cast<u32>(q), static_cast<u32>(key));
   }
 };

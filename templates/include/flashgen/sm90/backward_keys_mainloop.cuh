@@ -20,20 +20,13 @@
 namespace flashgen {
 
 struct BackwardKeysConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_stages;
-  i32 do_stages;
-  i32 p_stages;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 q_stages, do_stages, p_stages;
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // heads whose operands stay in the L2 cache
+  bool has_lower, has_upper;
 };
 
 template <BackwardKeysConfig cfg, class T, class Params, class Smem, class Tile, class Mask, class Queries,

@@ -25,14 +25,10 @@ struct DensePreparedTile {
   }
   // Whether its sequence has so many rows, and how many are used.
   FLASHGEN_DEVICE static bool exists(i32 /*tile_q*/) { return true; }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
   // From the first row of a tensor, or of row statistics, to that of the sequence.
   FLASHGEN_DEVICE i64 rows(i64 batch, i64 /*row*/) const { return place.sequence * batch; }
-  template <class Params>
-  FLASHGEN_DEVICE i64 statistics(const Params& p) const {
+  FLASHGEN_DEVICE i64 statistics(const auto& p) const {
     return (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q;
   }
   // The number under which workspaces hold what belongs to it.
@@ -51,15 +47,9 @@ struct PackedPreparedTile {
     return {place, PackedSequence::of(p, place.sequence)};
   }
   FLASHGEN_DEVICE bool exists(i32 tile_q) const { return place.tile * tile_q < packed.rows_q; }
-  template <class Params>
-  FLASHGEN_DEVICE i32 len_q(const Params&) const {
-    return packed.len_q;
-  }
+  FLASHGEN_DEVICE i32 len_q(const auto&) const { return packed.len_q; }
   FLASHGEN_DEVICE i64 rows(i64 /*batch*/, i64 row) const { return packed.first_q * row; }
-  template <class Params>
-  FLASHGEN_DEVICE i64 statistics(const Params& p) const {
-    return place.head * p.total_q + packed.first_q;
-  }
+  FLASHGEN_DEVICE i64 statistics(const auto& p) const { return place.head * p.total_q + packed.first_q; }
   template <class Params>
   FLASHGEN_DEVICE i64 number(const Params& p, i32 tile_q) const {
     return static_cast<i64>(first_tile_of(packed.first_q, place.sequence, tile_q) + place.tile) * p.heads_q +

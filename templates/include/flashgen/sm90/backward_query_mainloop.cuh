@@ -18,21 +18,14 @@
 namespace flashgen {
 
 struct BackwardQueryConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 k_stages;
-  i32 v_stages;
-  // Queries per row of row_stats.
-  i32 stats_rows;
+  i32 head_dim, head_dim_v;
+  i32 tile_q, tile_kv;
+  i32 k_stages, v_stages;
+  i32 stats_rows;  // queries per row of row_stats
   i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  // Heads whose tiles are scheduled together, so that their operands stay in the L2 cache.
-  i32 section_heads;
-  bool has_lower;
-  bool has_upper;
+  i32 producer_registers, consumer_registers;
+  i32 section_heads;  // heads whose operands stay in the L2 cache
+  bool has_lower, has_upper;
 };
 
 // The same tiles as the forward kernel's config has them, for its scheduler and its blocks of keys.
@@ -264,8 +257,7 @@ struct BackwardQueryMainloop {
         mask_keys(blocks_of(scores), 0.0f, tile.template mask<Mask>(p), first_q, first_key, here);
     }
     // Line 10: dS_ij = P_ij (dP_ij - D_i).
-    template <class Kept>
-    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const Kept& kept) {
+    FLASHGEN_DEVICE void take_dp(Scores& dp, const Scores& factors, const auto& kept) {
       wgmma_pin(dp);
       shared.v_ring().release(v_at(), thread);
       k_at.advance();

@@ -24,21 +24,6 @@ FLASHGEN_DEVICE bool panels_hold_non_finite(Tile tile, u8* base, Thread thread) 
   return warp_any(signs != 0);
 }
 
-// Which pairs of a lane's rows and the keys of a tile are allowed: bit 2n + c of allowed[h] is for column 8n
-// + c of row h. `first_key` is the key of the lane's first column.
-template <i32 columns, class Masks>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Masks& masks, i32 first_key) {
-  allowed[0] = allowed[1] = 0;
-#pragma unroll
-  for (i32 n = 0; n < columns / 8; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      const bool is_allowed = masks.allows(e / 2, first_key + (8 * n + e % 2));
-      allowed[e / 2] |= static_cast<u32>(is_allowed) << (2 * n + e % 2);
-    }
-  }
-}
-
 // out += P V for a warp's 16 rows, without the elements of V that are not finite. Results that an allowed
 // pair brings such an element become NaN. `allowed` is as find_allowed() leaves it. Arrays are copied to
 // local memory, because loops keep this rare code short.

@@ -5,21 +5,19 @@
 
 namespace flashgen {
 
+// Keeps all pairs.
 struct NoDropout {
-  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
-  struct Kept {};
-
-  template <i32 columns>
-  FLASHGEN_DEVICE static Kept<columns> draw(const auto&...) {
+  FLASHGEN_DEVICE static NoDropout draw(const auto&...) {
     return {};
   }
   template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, const Kept<columns>&) {}
+  FLASHGEN_DEVICE static void apply(Strip<columns>&, NoDropout) {}
   FLASHGEN_DEVICE static float factor(const auto&) { return 1.0f; }
 };
 
 struct PhiloxDropout {
+  // Which of a lane's pairs of a block are kept.
   template <i32 columns>
   using Kept = KeptPairs<1, columns / 8>;
 

@@ -41,8 +41,8 @@ struct EightBitSoftmax : RowSoftmax<e4m3_t, columns, anchored, Logits> {
 
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool is_cut) {
-    return Base::update_rows(scores, logits, may_raise || anchored,
-                             !anchored || is_cut ? kMaxGrowth<e4m3_t> : kCarefulGrowth);
+    return Base::update_max(scores, logits, may_raise || anchored, is_cut,
+                            !anchored || is_cut ? kMaxGrowth<e4m3_t> : kCarefulGrowth);
   }
 
   // `round` rounds the exponentials, and returns whether one may be too large. Returns whether the output

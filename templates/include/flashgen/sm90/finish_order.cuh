@@ -29,14 +29,8 @@ struct DenseDqTile {
     return Mask::of(p, sequence, head);
   }
   // The number of tiles of keys of a head, and of those with keys that are used.
-  template <class Params>
-  FLASHGEN_DEVICE i32 key_tiles(const Params& p, i32 /*tile_kv*/) const {
-    return p.kv_tiles;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 attended_key_tiles(const Params& p, i32 tile_kv) const {
-    return key_tiles(p, tile_kv);
-  }
+  FLASHGEN_DEVICE i32 key_tiles(const auto& p, i32 /*tile_kv*/) const { return p.kv_tiles; }
+  FLASHGEN_DEVICE i32 attended_key_tiles(const auto& p, i32 tile_kv) const { return key_tiles(p, tile_kv); }
 };
 
 struct PackedDqTile {
@@ -60,12 +54,8 @@ struct PackedDqTile {
   FLASHGEN_DEVICE Mask mask(const Params& p) const {
     return sequence_mask<Mask>(p, rows, sequence, head);
   }
-  template <class Params>
-  FLASHGEN_DEVICE i32 key_tiles(const Params&, i32 tile_kv) const {
-    return ceil_div(rows.rows_kv, tile_kv);
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 attended_key_tiles(const Params&, i32 tile_kv) const {
+  FLASHGEN_DEVICE i32 key_tiles(const auto&, i32 tile_kv) const { return ceil_div(rows.rows_kv, tile_kv); }
+  FLASHGEN_DEVICE i32 attended_key_tiles(const auto&, i32 tile_kv) const {
     return ceil_div(rows.len_kv, tile_kv);
   }
 };

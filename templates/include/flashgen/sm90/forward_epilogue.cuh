@@ -1,6 +1,5 @@
-// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows,
-// which begin at `warp_row` of the tile and `row` of the sequence, multiplied by `scale`. Rows from `end` on
-// are not stored.
+// The results of a tile: O and the log-sum-exp. The Epilogue policy stores O: each warp its own 16 rows, from
+// `warp_row` of the tile and `row` of the sequence on, multiplied by `scale`, and none from `end` on.
 #pragma once
 #include "flashgen/non_finite.cuh"
 #include "flashgen/sm90/forward_config.cuh"

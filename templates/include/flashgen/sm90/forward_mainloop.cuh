@@ -9,8 +9,7 @@
 //     tensor cores   | Q K(1)         | P V(0), Q K(2)      | P V(1), Q K(3)      |
 //     other units              | softmax(1)       | softmax(2)          |
 //
-// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper. Each policy has a
-// header of its own.
+// Line numbers in comments are those of Algorithm 1 of the FlashAttention-2 paper.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/sm90/dropping.cuh"
@@ -28,25 +27,17 @@ template <ForwardSm90Config cfg, class T, class Params, class Smem, class TileSc
           class Epilogue>
 struct ForwardMainloop {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  // Whether V may hold values of keys that a row must not attend to: a mask forbids them, or they lie beyond
-  // the end of the sequence.
+  // Whether V may hold keys that a row must not attend to, by a mask or beyond the end of the sequence.
   static constexpr bool kForbidsValues = Blocks::has_mask || !Tile::ends_with_tensor;
 
   using Shared = ForwardShared<cfg, T, Smem, Tile, Blocks, Values>;
-  using QRing = typename Shared::QRing;
-  using KRing = typename Shared::KRing;
-  using VRing = typename Shared::VRing;
-  using TileRing = typename Shared::TileRing;
   using Logits = typename Score::Logits;
-  using Pairs = typename Score::template Pairs<cfg.tile_kv>;
-  using Kept = typename DropoutPolicy::template Kept<cfg.tile_kv>;
   using Probabilities = typename Values::Probabilities;
   using Softmax = typename Values::template Softmax<Logits>;
   using Factors = typename Scales::Factors;
-  using Message = typename Blocks::Message;
+  using TileState = RingState<kForwardTileStages>;
 
-  // A block of keys for a tile of queries. Members are 32-bit words, because ptxas would not keep a bool in a
-  // uniform register.
+  // A block of keys for a tile of queries. Members are words: ptxas keeps no bool in a uniform register.
   struct Step {
     TileKind kind;
     Blocks blocks;
@@ -64,12 +55,10 @@ struct ForwardMainloop {
     const Params& p;
     Shared shared;
     Thread thread;
-    // Which consumer this is.
     i32 number;
-    typename QRing::State q_at;
-    typename KRing::State k_at;
-    typename VRing::State v_at;
-    typename TileRing::State tile_at;
+    RingState<cfg.q_stages> q_at;
+    RingState<cfg.stages> k_at, v_at;
+    TileState tile_at;
     // The tile of the newest step, and which of its blocks the mask empties or cuts for this consumer's rows.
     Tile tile;
     typename Blocks::ConsumerBlocks consumer_blocks;
@@ -77,14 +66,13 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    // Of the newest step.
-    Factors factors;
+    Factors factors;  // of the newest step
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
     // ---- The stream of steps
 
-    FLASHGEN_DEVICE Message read_message() {
+    FLASHGEN_DEVICE typename Blocks::Message read_message() {
       if constexpr (Blocks::sends_messages) {
         shared.k_ring().wait_full(k_at);
         return shared.message(k_at);
@@ -111,8 +99,8 @@ struct ForwardMainloop {
       next.blocks.advance([&]() { return read_message(); });
       return next;
     }
-    // Whether this consumer computes the newest step. It skips empty steps, without allowed pairs of its
-    // rows, except the last step of a tile, after which it stores results.
+    // Whether this consumer computes the newest step. It skips those without allowed pairs of its rows,
+    // except the last step of a tile, after which it stores results.
     FLASHGEN_DEVICE bool computes(const Step& step) const {
       return step.is_last() || !step.blocks.forbids_all(consumer_blocks);
     }
@@ -162,10 +150,10 @@ struct ForwardMainloop {
       v_at.advance();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
-    FLASHGEN_DEVICE Kept draw_kept(const Step& step) const {
+    FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
       return DropoutPolicy::template draw<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
-    FLASHGEN_DEVICE Pairs load_pairs(const Step& step) const {
+    FLASHGEN_DEVICE auto load_pairs(const Step& step) const {
       return Score::template load<cfg.tile_kv>(p, tile, first_q(), step.first_key(), thread);
     }
     FLASHGEN_DEVICE void load_factors(const Step& step) {
@@ -178,7 +166,7 @@ struct ForwardMainloop {
     }
     // S is complete. Line 9: exponentials replace it. Returns whether O must be multiplied by
     // softmax.scores_scale.
-    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const Pairs& pairs, const Kept& kept,
+    FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
       release_k(step);
@@ -211,7 +199,7 @@ struct ForwardMainloop {
     // ---- Results
 
     // The slot of the tile whose results come next. It is two back, because the tile after it has been read.
-    FLASHGEN_DEVICE typename TileRing::State finished_tile_at() const { return {tile_at.count - 2}; }
+    FLASHGEN_DEVICE TileState finished_tile_at() const { return {tile_at.count - 2}; }
 
     FLASHGEN_DEVICE void store(RowStatistics rows) {
       store_results<T, Score, DropoutPolicy, Scales, Epilogue, kForbidsValues>(*this, finished_tile_at(),
@@ -297,11 +285,11 @@ struct ForwardMainloop {
     }
     // S and P of a step, overlapping nothing.
     FLASHGEN_DEVICE void first_step(const Step& step, Probabilities& probabilities) {
-      const Pairs pairs = load_pairs(step);
+      const auto pairs = load_pairs(step);
       if constexpr (Scales::differ_by_block) load_factors(step);
       wait_qk(true);
       issue_qk();
-      const Kept kept = draw_kept(step);
+      const auto kept = draw_kept(step);
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
@@ -313,7 +301,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void overlapped_step(const Step& step, const Step& next,
                                          const Probabilities& probabilities,
                                          Probabilities& next_probabilities) {
-      const Pairs pairs = load_pairs(next);
+      const auto pairs = load_pairs(next);
       const Factors of_step = factors;
       if constexpr (Scales::differ_by_block) load_factors(next);
       wait_qk(step.is_last());
@@ -327,7 +315,7 @@ struct ForwardMainloop {
         finished = softmax.rows;
         softmax.reset();
       }
-      const Kept kept = draw_kept(next);
+      const auto kept = draw_kept(next);
       const bool checks = needs_check(next);
       bool rescales;
       if constexpr (Values::has_two_operands) {
@@ -387,7 +375,7 @@ struct ForwardMainloop {
     }
     // A step's tile. After a tile's last step, the tile that follows has been read, too.
     FLASHGEN_DEVICE const Tile& tile_of(const Step& step) const {
-      return shared.tile(step.is_last() ? finished_tile_at() : typename TileRing::State{tile_at.count - 1});
+      return shared.tile(step.is_last() ? finished_tile_at() : TileState{tile_at.count - 1});
     }
     // Whether V of a careful step holds NaN or infinity that must not reach some row.
     FLASHGEN_DEVICE bool leaves_out_values(const Step& step) {

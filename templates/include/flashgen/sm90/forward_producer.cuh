@@ -16,13 +16,10 @@ struct ForwardShared {
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using LoadedVTile = typename Values::Loaded;
   using VTile = typename Values::Operand;
-  using QRing = Ring<cfg.q_stages>;
-  using KRing = Ring<cfg.stages>;
-  using VRing = Ring<cfg.stages>;
-  using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
   static constexpr bool transposes = Values::transposes;
+  using VRing = Ring<cfg.stages>;
 
   u8* base;
   u32 start;
@@ -39,10 +36,10 @@ struct ForwardShared {
       return loaded_v(at);
     }
   }
-  FLASHGEN_DEVICE QRing q_ring() const { return {start + Smem::kQBarriers}; }
-  FLASHGEN_DEVICE KRing k_ring() const { return {start + Smem::kKBarriers}; }
-  FLASHGEN_DEVICE VRing loaded_v_ring() const { return {start + Smem::kVBarriers}; }
-  FLASHGEN_DEVICE VRing v_ring() const {
+  FLASHGEN_DEVICE Ring<cfg.q_stages> q_ring() const { return {start + Smem::kQBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> k_ring() const { return {start + Smem::kKBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> loaded_v_ring() const { return {start + Smem::kVBarriers}; }
+  FLASHGEN_DEVICE Ring<cfg.stages> v_ring() const {
     if constexpr (Values::transposes) {
       return {start + Smem::kTransposedVBarriers};
     } else {
@@ -51,7 +48,7 @@ struct ForwardShared {
   }
   // Whether a slot of loaded_v_ring ends the transposers' work instead of holding V.
   FLASHGEN_DEVICE i32& is_end(i32 slot) const { return reinterpret_cast<i32*>(base + Smem::kEndsOfV)[slot]; }
-  FLASHGEN_DEVICE TileRing tile_ring() const { return {start + Smem::kTileBarriers}; }
+  FLASHGEN_DEVICE Ring<kForwardTileStages> tile_ring() const { return {start + Smem::kTileBarriers}; }
   // Each slot of tile_ring holds a tile. Each slot of k_ring holds a message, if the producer sends any.
   FLASHGEN_DEVICE Tile& tile(auto at) const {
     return reinterpret_cast<Tile*>(base + Smem::kTiles)[at.slot()];
@@ -81,36 +78,28 @@ struct ForwardShared {
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
 // late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
-//
-// A block of keys in pages is many boxes, and a warp issues them one after another. So two warps load them:
-// run() then loads Q and K, and run_values() V.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
-  // Whether run() loads V.
+  // Whether run() loads V. A block of keys in pages is many boxes, and a warp issues them one after another.
+  // So two warps load them: run() then loads Q and K, and run_values() V.
   static constexpr bool kLoadsValues = !Tile::in_pages;
   using Message = typename Blocks::Message;
+  using TileState = RingState<kForwardTileStages>;
 
   const Params& p;
   Shared shared;
   Thread thread;
   bool elected;
-  typename Shared::QRing::State q_at;
-  typename Shared::KRing::State k_at;
-  typename Shared::VRing::State v_at;
-  typename Shared::TileRing::State tile_at;
-  // The first tile whose Q is not loaded yet.
-  typename Shared::TileRing::State q_tile_at;
+  RingState<cfg.q_stages> q_at;
+  RingState<cfg.stages> k_at, v_at;
+  // This tile, and the first one whose Q is not loaded yet.
+  TileState tile_at, q_tile_at;
   // The block whose V is not loaded yet, or -1, and the slot of its tile.
   i32 pending_block = -1;
-  typename Shared::TileRing::State pending_tile_at;
+  TileState pending_tile_at;
 
-  // All lanes load pages, once the elected one has seen the empty slot. Other tiles it loads alone.
-  FLASHGEN_DEVICE void sync_loading_lanes() const {
-    if constexpr (Tile::in_pages) warp_sync();
-  }
-  FLASHGEN_DEVICE bool loads() const { return Tile::in_pages || elected; }
   // Loads Q of the tile at q_tile_at, unless there is no such tile.
   FLASHGEN_DEVICE void load_q() {
     shared.tile_ring().wait_full(q_tile_at);
@@ -125,25 +114,38 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-    if (elected) {
+    if constexpr (Tile::in_pages) {
+      const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
+      if (elected) {
+        shared.k_ring().wait_empty(k_at);
+        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      }
+      // All lanes load pages, once the elected one has seen the empty slot.
+      warp_sync();
+      tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
+    } else if (elected) {
       shared.k_ring().wait_empty(k_at);
       if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
       mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads()) tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     k_at.advance();
   }
   FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
-    const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-    if (elected) {
+    if constexpr (Tile::in_pages) {
+      const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
+      if (elected) {
+        shared.loaded_v_ring().wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      }
+      warp_sync();
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
+    } else if (elected) {
       shared.loaded_v_ring().wait_empty(v_at);
       mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv);
     }
-    sync_loading_lanes();
-    if (loads())
-      tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
     v_at.advance();
   }
   // V of a step is loaded after K of the next one, because consumers need it later.

@@ -22,8 +22,7 @@ struct DenseGradientTile : DenseTile {
     const i64 number = (static_cast<i64>(sequence) * p.heads_q + head) * parts + part;
     bulk_load(to, p.row_stats + number * (2 * rows), 2 * rows * 4, barrier);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dq_rows(const auto& p) const {
     return GlobalRows{p.dq + sequence * p.dq_batch + head * p.dq_head, p.dq_row, p.len_q};
   }
   // The tile's number among all tiles.
@@ -63,8 +62,7 @@ struct PackedGradientTile : PackedTile {
     bulk_load(to, p.row_stats + number * (2 * rows_of_part), 2 * rows_of_part * 4, barrier);
   }
   // Rows that seqused_q leaves out get gradients, too: zeros.
-  template <class Params>
-  FLASHGEN_DEVICE auto dq_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dq_rows(const auto& p) const {
     return GlobalRows{p.dq + rows.first_q * p.dq_row + head * p.dq_head, p.dq_row, rows.rows_q};
   }
   template <i32 tile_q, class Params>

@@ -1,9 +1,4 @@
-// What 8-bit queries, keys and values are multiplied by: the Scales policy of the mainloop.
-//
-//     Factors              what products of queries and keys are multiplied by, and what values are
-//     of(p, tile, q, key)  those of a tile's queries from `q` on and the keys from `key` on
-//     differ_by_block      whether they are not the same for all blocks of a tile
-//     of_out(p, tile)      what O is multiplied by besides
+// What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 #pragma once
 #include "flashgen/logit_factor.cuh"
 #include "flashgen/sequence.cuh"
@@ -22,15 +17,18 @@ struct NoScales {
   FLASHGEN_DEVICE static float of_out(const auto&, const auto&) { return 1.0f; }
 };
 
-// `block` neighboring rows of a head share a scale; 0: all of them.
+// Those of 8 bits: `block` neighboring rows of a head share a scale; 0: all of them.
 template <i32 block>
 struct InputScales {
+  // What products of queries and keys are multiplied by, and what values are.
   struct Factors {
     float logits;
     float values;
   };
+  // Whether factors are not the same for all blocks of a tile.
   static constexpr bool differ_by_block = true;
 
+  // The factors of a tile's queries from `q` on and the keys from `key` on.
   template <class Params, class Tile>
   FLASHGEN_DEVICE static Factors of(const Params& p, const Tile& tile, i32 q, i32 key) {
     // Beyond the last row there may be no scale.
@@ -49,6 +47,7 @@ struct InputScales {
         input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
     return {logit_factor(of_q, of_k), of_v};
   }
+  // What O is multiplied by besides.
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
 };
 template <>

@@ -29,19 +29,10 @@ struct alignas(16) DenseKeyTile {
   bool is_attended;
 
   // The rows of dK and dV.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 result_rows(const Params& p) {
-    return p.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
-    return head * p.group + member;
-  }
+  FLASHGEN_DEVICE static i32 result_rows(const auto& p) { return p.len_kv; }
+  FLASHGEN_DEVICE i32 query_head(const auto& p, i32 member) const { return head * p.group + member; }
   // The first head of queries of the group, counted over all sequences.
-  template <class Params>
-  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
-    return sequence * p.heads_q + head * p.group;
-  }
+  FLASHGEN_DEVICE i32 first_head(const auto& p) const { return sequence * p.heads_q + head * p.group; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return Mask::of(p, sequence, query_head(p, member));
@@ -61,17 +52,14 @@ struct alignas(16) DenseKeyTile {
   FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
     return first_head(p) % p.sum_heads * p.q_tiles;
   }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
+  FLASHGEN_DEVICE static i32 sum(const auto& p, i32 first_sum, QueryStep step) {
     return first_sum + step.member * p.q_tiles + step.block;
   }
   // The sum of a tile of queries whose number is given, and whether another head will use it.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum_of(const Params& p, i32 head, i32 query_tile) {
+  FLASHGEN_DEVICE static i32 sum_of(const auto& p, i32 head, i32 query_tile) {
     return query_tile - (head - head % p.sum_heads) * p.q_tiles;
   }
-  template <class Params>
-  FLASHGEN_DEVICE static bool is_sum_needed_again(const Params& p, i32 head) {
+  FLASHGEN_DEVICE static bool is_sum_needed_again(const auto& p, i32 head) {
     return head + p.sum_heads < p.tiles / p.kv_tiles * p.group;
   }
   template <i32 tile_kv, class Params>
@@ -106,12 +94,10 @@ struct alignas(16) DenseKeyTile {
   FLASHGEN_DEVICE void store(Rows rows, const Params&, const TensorMap& map, i32 row) const {
     rows.store(map, row, head, sequence);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dk_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dk_rows(const auto& p) const {
     return GlobalRows{p.dk + sequence * p.dk_batch + head * p.dk_head, p.dk_row, p.len_kv};
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dv_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dv_rows(const auto& p) const {
     return GlobalRows{p.dv + sequence * p.dv_batch + head * p.dv_head, p.dv_row, p.len_kv};
   }
 };
@@ -125,18 +111,9 @@ struct alignas(16) PackedKeyTile {
   bool is_attended;
   PackedSequence rows;
 
-  template <class Params>
-  FLASHGEN_DEVICE i32 result_rows(const Params&) const {
-    return rows.rows_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 query_head(const Params& p, i32 member) const {
-    return head * p.group + member;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 first_head(const Params& p) const {
-    return sequence * p.heads_q + head * p.group;
-  }
+  FLASHGEN_DEVICE i32 result_rows(const auto&) const { return rows.rows_kv; }
+  FLASHGEN_DEVICE i32 query_head(const auto& p, i32 member) const { return head * p.group + member; }
+  FLASHGEN_DEVICE i32 first_head(const auto& p) const { return sequence * p.heads_q + head * p.group; }
   template <class Mask, class Params>
   FLASHGEN_DEVICE Mask mask(const Params& p, i32 member) const {
     return sequence_mask<Mask>(p, rows, sequence, query_head(p, member));
@@ -154,19 +131,12 @@ struct alignas(16) PackedKeyTile {
   FLASHGEN_DEVICE i32 first_sum(const Params& p) const {
     return first_tile_of(rows.first_q, sequence, tile_q) * p.heads_q + head * p.group;
   }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum(const Params& p, i32 first_sum, QueryStep step) {
+  FLASHGEN_DEVICE static i32 sum(const auto& p, i32 first_sum, QueryStep step) {
     return first_sum + step.block * p.heads_q + step.member;
   }
   // All tiles have a sum of their own: a ring of heads of the longest sequence would hold few short ones.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 sum_of(const Params&, i32 /*head*/, i32 query_tile) {
-    return query_tile;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static bool is_sum_needed_again(const Params&, i32 /*head*/) {
-    return false;
-  }
+  FLASHGEN_DEVICE static i32 sum_of(const auto&, i32 /*head*/, i32 query_tile) { return query_tile; }
+  FLASHGEN_DEVICE static bool is_sum_needed_again(const auto&, i32 /*head*/) { return false; }
   template <i32 tile_kv, class Params>
   FLASHGEN_DEVICE i32 key_tile(const Params& p) const {
     return (first_tile_of(rows.first_key, sequence, tile_kv) + first_key / tile_kv) * p.heads_kv + head;
@@ -199,12 +169,10 @@ struct alignas(16) PackedKeyTile {
   FLASHGEN_DEVICE void store(Rows to, const Params& p, const TensorMap& map, i32 row) const {
     PackedWindow::of(rows.first_key, rows.rows_kv, p.len_kv).store(to, map, row, head);
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dk_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dk_rows(const auto& p) const {
     return GlobalRows{p.dk + rows.first_key * p.dk_row + head * p.dk_head, p.dk_row, rows.rows_kv};
   }
-  template <class Params>
-  FLASHGEN_DEVICE auto dv_rows(const Params& p) const {
+  FLASHGEN_DEVICE auto dv_rows(const auto& p) const {
     return GlobalRows{p.dv + rows.first_key * p.dv_row + head * p.dv_head, p.dv_row, rows.rows_kv};
   }
 };

@@ -22,8 +22,7 @@ struct PackedWindow {
   FLASHGEN_DEVICE void load(Panels panels, const TensorMap& map, u32 barrier, i32 row, i32 head) const {
     panels.load(map, barrier, offset + row, head, place);
   }
-  template <class Panels>
-  FLASHGEN_DEVICE void store(Panels panels, const TensorMap& map, i32 row, i32 head) const {
+  FLASHGEN_DEVICE void store(auto panels, const TensorMap& map, i32 row, i32 head) const {
     panels.store(map, offset + row, head, place);
   }
 };

@@ -61,8 +61,7 @@ struct BandQueries {
     block = descending ? blocks.end - 1 : blocks.begin;
   }
   FLASHGEN_DEVICE bool over() const { return left == 0; }
-  template <class Read>
-  FLASHGEN_DEVICE QueryStep take(const Read&) {
+  FLASHGEN_DEVICE QueryStep take(const auto&) {
     const QueryStep step = {member, block};
     --left;
     if constexpr (descending) {
@@ -146,8 +145,7 @@ struct SparseQueries {
   }
   FLASHGEN_DEVICE bool over() const { return is_over; }
   // `read()` is the message that came with the next block.
-  template <class Read>
-  FLASHGEN_DEVICE QueryStep take(const Read& read) {
+  FLASHGEN_DEVICE QueryStep take(const auto& read) {
     const Message message = read();
     facts = message.facts;
     is_over = (facts & 1u) != 0;

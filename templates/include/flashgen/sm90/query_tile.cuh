@@ -1,5 +1,5 @@
-// A tile of queries, as the scheduler announces it to producer and consumers: where its rows, keys and values
-// lie. The Tile policy of the mainloop.
+// A tile of queries, as the scheduler announces it: where its rows, keys and values lie. The Tile policy of
+// the mainloop.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/sequence.cuh"
@@ -8,8 +8,7 @@
 
 namespace flashgen {
 
-// What a lane knows of the pages of a tile of keys: nothing where there are none.
-struct NoPages {};
+// What a lane knows of the pages of a tile of keys.
 template <i32 tile_kv>
 struct LanePages {
   KeyBoxes<tile_kv, true> boxes;
@@ -36,12 +35,8 @@ struct alignas(16) DenseTile {
 
   // Whether the rows of a sequence end where the tensor ends, so that TMA clips them.
   static constexpr bool ends_with_tensor = true;
-  // Whether keys and values lie in pages. All lanes of a producer then load boxes of them.
+  // Whether keys and values lie in pages, which all lanes of a producer load.
   static constexpr bool in_pages = false;
-  template <i32 tile_kv>
-  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
-    return {};
-  }
 
   // How many queries and keys the sequence has, and how many rows of results.
   FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
@@ -59,10 +54,10 @@ struct alignas(16) DenseTile {
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, first_q, head, sequence);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key) const {
     k.load(p.k_map, barrier, first_key, head_kv, sequence);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key) const {
     v.load(p.v_map, barrier, first_key, head_kv, sequence);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const { o.store(p.o_map, q, head, sequence); }
@@ -106,18 +101,14 @@ struct alignas(16) OwnLengthsTile {
 // Packed sequences: tensors of (total length, heads, head_dim).
 struct PackedTile : OwnLengthsTile<PackedSequence> {
   static constexpr bool in_pages = false;
-  template <i32 tile_kv>
-  FLASHGEN_DEVICE static NoPages find_pages(const auto&, i32, Thread) {
-    return {};
-  }
 
   FLASHGEN_DEVICE void load_q(auto q, const auto& p, u32 barrier) const {
     q.load(p.q_map, barrier, rows.first_q + first_q, head, 0);
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key) const {
     k.load(p.k_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, NoPages = {}) const {
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key) const {
     v.load(p.v_map, barrier, rows.first_key + first_key, head_kv, 0);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
@@ -146,18 +137,14 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   // Looks pages up, which takes long. So a producer calls this before a slot is empty.
   template <i32 tile_kv>
   FLASHGEN_DEVICE auto find_pages(const auto& p, i32 first_key, Thread thread) const {
-    if constexpr (paged) {
-      const auto boxes = KeyBoxes<tile_kv, true>::of(p, {0, rows.len_kv});
-      return LanePages<tile_kv>{boxes, thread.lane, boxes.at(p, rows, first_key, thread.lane)};
-    } else {
-      return NoPages{};
-    }
+    const auto boxes = KeyBoxes<tile_kv, true>::of(p, {0, rows.len_kv});
+    return LanePages<tile_kv>{boxes, thread.lane, boxes.at(p, rows, first_key, thread.lane)};
   }
-  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, const auto& pages) const {
-    load_rows(k, p, p.k_map, barrier, first_key, pages);
+  FLASHGEN_DEVICE void load_k(auto k, const auto& p, u32 barrier, i32 first_key, const auto&... pages) const {
+    load_rows(k, p, p.k_map, barrier, first_key, pages...);
   }
-  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, const auto& pages) const {
-    load_rows(v, p, p.v_map, barrier, first_key, pages);
+  FLASHGEN_DEVICE void load_v(auto v, const auto& p, u32 barrier, i32 first_key, const auto&... pages) const {
+    load_rows(v, p, p.v_map, barrier, first_key, pages...);
   }
   FLASHGEN_DEVICE void store_o(auto o, const auto& p, i32 q) const {
     o.store(p.o_map, rows.first_q + q, head, batch_of_queries(p));
@@ -171,8 +158,8 @@ struct CachedTile : OwnLengthsTile<CachedSequence> {
   }
 
  private:
-  FLASHGEN_DEVICE void load_rows(auto panels, const auto&, const TensorMap& map, u32 barrier, i32 first_key,
-                                 NoPages) const {
+  FLASHGEN_DEVICE void load_rows(auto panels, const auto&, const TensorMap& map, u32 barrier,
+                                 i32 first_key) const {
     panels.load(map, barrier, rows.first_key + first_key, head_kv, static_cast<i32>(rows.row));
   }
   template <i32 tile_kv>

@@ -17,24 +17,14 @@ struct DenseRepairedTile {
     const i32 tiles = ceil_div(rows, tile_rows);
     return {number / tiles / heads, number / tiles % heads, number % tiles * tile_rows};
   }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_q(const Params& p) {
-    return p.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE static i32 len_kv(const Params& p) {
-    return p.len_kv;
-  }
+  FLASHGEN_DEVICE static i32 len_q(const auto& p) { return p.len_q; }
+  FLASHGEN_DEVICE static i32 len_kv(const auto& p) { return p.len_kv; }
   // The rows of results.
-  template <class Params>
-  FLASHGEN_DEVICE static i32 rows(const Params& p, bool is_query) {
-    return is_query ? p.len_q : p.len_kv;
-  }
+  FLASHGEN_DEVICE static i32 rows(const auto& p, bool is_query) { return is_query ? p.len_q : p.len_kv; }
   // From the first row of a tensor, or of row statistics, to that of the sequence.
   FLASHGEN_DEVICE i64 queries(i64 batch, i64 /*row*/) const { return sequence * batch; }
   FLASHGEN_DEVICE i64 keys(i64 batch, i64 /*row*/) const { return sequence * batch; }
-  template <class Params>
-  FLASHGEN_DEVICE i64 statistics(const Params& p, i32 of_head) const {
+  FLASHGEN_DEVICE i64 statistics(const auto& p, i32 of_head) const {
     return (static_cast<i64>(sequence) * p.heads_q + of_head) * p.len_q;
   }
   template <class Mask, class Params>
@@ -70,22 +60,14 @@ struct PackedRepairedTile {
     return {low, number % heads, (tile - first_tile_of(starts[low], low, tile_rows)) * tile_rows,
             PackedSequence::of(p, low)};
   }
-  template <class Params>
-  FLASHGEN_DEVICE i32 len_q(const Params&) const {
-    return packed.len_q;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 len_kv(const Params&) const {
-    return packed.len_kv;
-  }
-  template <class Params>
-  FLASHGEN_DEVICE i32 rows(const Params&, bool is_query) const {
+  FLASHGEN_DEVICE i32 len_q(const auto&) const { return packed.len_q; }
+  FLASHGEN_DEVICE i32 len_kv(const auto&) const { return packed.len_kv; }
+  FLASHGEN_DEVICE i32 rows(const auto&, bool is_query) const {
     return is_query ? packed.rows_q : packed.rows_kv;
   }
   FLASHGEN_DEVICE i64 queries(i64 /*batch*/, i64 row) const { return packed.first_q * row; }
   FLASHGEN_DEVICE i64 keys(i64 /*batch*/, i64 row) const { return packed.first_key * row; }
-  template <class Params>
-  FLASHGEN_DEVICE i64 statistics(const Params& p, i32 of_head) const {
+  FLASHGEN_DEVICE i64 statistics(const auto& p, i32 of_head) const {
     return of_head * p.total_q + packed.first_q;
   }
   template <class Mask, class Params>

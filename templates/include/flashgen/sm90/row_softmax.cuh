@@ -4,31 +4,28 @@
 // row's first block. Numerator and denominator share the factor, so any reference near the row's maximum
 // gives the same result. Later blocks then need no maximum, no shuffles and no rescale. A row whose logits
 // outgrow the reference has a large sum. The epilogue detects it, and the tile is computed again with running
-// maxima (tile_checks.cuh).
-//
-// Not `anchored`: exponentials are relative to the running maximum, as in FlashAttention-2.
+// maxima (tile_checks.cuh). Not `anchored`: a running maximum, as in FlashAttention-2.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
-// How many powers of two a reference maximum lies above the first block's maximum: a whole number, so that it
-// rounds nothing. It is small for half_t, whose probabilities would otherwise underflow.
+// How many powers of two a reference maximum lies above the first block's maximum, and above a running one:
+// whole numbers, so that they round nothing.
 template <class T>
 constexpr float kHeadroom = 40.0f;
+// It is small where probabilities would otherwise underflow.
 template <>
 constexpr float kHeadroom<half_t> = 6.0f;
-// The same for a running maximum.
 template <class T>
 constexpr float kRunningHeadroom = 0.0f;
-// Logits may exceed the reference maximum by at most this many powers of two. Products of the exponentials
-// with values up to 2^100 are then finite.
+// Logits may exceed the reference maximum by at most this many powers of two: products of exponentials with
+// values up to 2^100 are then finite. A row whose logits exceed it has a larger sum than kLargestSum.
 template <class T>
 constexpr float kMaxGrowth = 24.0f;
 template <>
 constexpr float kMaxGrowth<half_t> = 14.0f;
-// A row whose logits exceed kMaxGrowth has a larger sum than this.
 template <class T>
 constexpr float kLargestSum = 0x1p24f;
 template <>
@@ -43,8 +40,7 @@ struct RowSoftmax {
   RowStatistics rows;
   // If update_max() returns true, the output so far must be multiplied by this.
   float scores_scale[2];
-  // Whether some row of the warp has no reference maximum yet. Kept, because a vote in each step would delay
-  // its products.
+  // Whether some row of the warp has no reference maximum yet. A vote in each step would delay its products.
   bool lacks_max;
 
   FLASHGEN_DEVICE void reset() {
@@ -59,19 +55,12 @@ struct RowSoftmax {
   // Whether the next block sets a reference maximum, or may raise it. The same for all lanes of a warp.
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
-  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits have
-  // outgrown, which changes no bit of other rows. Returns whether the output must be multiplied by
-  // `scores_scale`.
+  // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
+  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
+  // by `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                  bool /*is_cut*/) {
-    constexpr float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>;
-    return update_rows(scores, logits, may_raise, growth);
-  }
-
- protected:
-  // The same. Logits may exceed a reference maximum by `growth` powers of two.
-  FLASHGEN_DEVICE bool update_rows(const Strip<columns>& scores, const Logits& logits, bool may_raise,
-                                   float growth) {
+                                  bool /*is_cut*/,
+                                  float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
     constexpr float headroom = anchored ? kHeadroom<T> : kRunningHeadroom<T>;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -93,7 +82,6 @@ struct RowSoftmax {
     return may_raise;
   }
 
- public:
   // Replaces scores by their exponentials, and adds these to the sums.
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, const Logits& logits) {
     float total[2][2] = {};

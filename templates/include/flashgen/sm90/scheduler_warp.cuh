@@ -23,8 +23,7 @@ struct SchedulerWarp {
     warp_sync();
     tile_at.advance();
   }
-  // run() reads the checks of a tile before it refills the tile's slot. This reads those of the last tiles,
-  // whose slots are not refilled.
+  // run() reads the checks of a tile before it refills its slot. This reads those of slots not refilled.
   FLASHGEN_DEVICE void check_last(u32 tiles) {
     shared.checks().wait_drained(thread);
 #pragma unroll 1
@@ -56,8 +55,7 @@ struct SchedulerWarp {
         }
         announce(tile);
       }
-      // Draws the next tile when the producer requests it. Drawn earlier, it would wait here while other
-      // thread blocks are idle.
+      // The producer requests the next tile. Drawn earlier, it would wait while other thread blocks are idle.
       named_barrier_sync(kRequestBarrier, 2 * kWarpSize);
       i32 next = 0;
       if (thread.lane == 0) {

@@ -9,19 +9,15 @@ namespace flashgen {
 struct NoScore {
   using Logits = ScaledProducts;
   static constexpr bool has_sink = false;
-  // What is loaded for a block's pairs while its products are under way.
-  template <i32 columns>
-  struct Pairs {};
 
   // `factor`: what products are multiplied by, besides the scale.
   FLASHGEN_DEVICE static Logits logits(const auto& p, float factor = 1.0f) { return {p.scale_log2 * factor}; }
   template <i32 columns>
-  FLASHGEN_DEVICE static Pairs<columns> load(const auto&...) {
+  FLASHGEN_DEVICE static NoScore load(const auto&...) {
     return {};
   }
   template <i32 columns>
-  FLASHGEN_DEVICE static void apply(Strip<columns>&, float /*factor*/, const Pairs<columns>&, const auto&,
-                                    const auto&, i32, i32, Thread) {}
+  FLASHGEN_DEVICE static void apply(const auto&...) {}
   FLASHGEN_DEVICE static float sink(const auto&...) { return -kInfinity; }
 };
 
@@ -46,6 +42,7 @@ template <class Score, class Logits_, bool changes_scores, bool loads_ahead, boo
 struct ExpressionScore {
   using Logits = Logits_;
   static constexpr bool has_sink = has_sink_;
+  // What is loaded for a block's pairs while its products are under way.
   template <i32 columns, bool loads = loads_ahead>
   struct PairsOf {};
   template <i32 columns>

@@ -1,14 +1,13 @@
 // The order in which persistent blocks draw tiles.
 //
-// Blocks draw numbers from a counter in global memory, so that no block waits while another has tiles left.
-// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache. Within a
-// section the turn varies slowest.
+// Blocks draw numbers from a counter in global memory, so that none waits while another has tiles left.
+// Consecutive numbers are tiles of a few heads, a section, whose operands then stay in the L2 cache.
 #pragma once
 #include "flashgen/primitives_sm90.cuh"
 
 namespace flashgen {
 
-// A tile's turn among those of its head, and the head, counted over all sequences.
+// A tile's turn among those of its head, and the head, counted over all sequences. Turns vary slowest.
 struct SectionTile {
   i32 turn;
   i32 head;

@@ -24,9 +24,8 @@ struct SequenceSearch {
   };
 
   // `tiles_of(sequence)` are its tiles of each head, at most `longest`. All lanes of a warp call.
-  template <class TilesOf>
   FLASHGEN_DEVICE Found find(i32 number, i32 sequences, i32 heads, i32 longest, Thread thread,
-                             const TilesOf& tiles_of) {
+                             const auto& tiles_of) {
     const i32 groups = ceil_div(sequences, kWarpSize);
     // The tile may lie before the current sequences.
     if (number < tiles_before) group = tiles_before = 0;

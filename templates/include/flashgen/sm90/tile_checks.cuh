@@ -16,8 +16,7 @@ namespace flashgen {
 
 template <i32 consumer_warps>
 struct TileChecks {
-  // A consumer releases a tile's slot in the ring after it has checked and stored the tile. So the checks are
-  // complete when the scheduler refills the slot.
+  // A consumer checks and stores a tile before it releases the tile's slot, which the scheduler then refills.
   static constexpr u32 kTiles = kForwardTileStages;
   // Beyond the numbers of all tiles, so that the scheduler finds no such tile.
   static constexpr i32 kNoTile = 0x7fffffff;

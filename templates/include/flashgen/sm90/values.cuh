@@ -1,5 +1,4 @@
-// O += P V: the Values policy of the mainloop. This one is for values of 16 bits, which wgmma reads as TMA
-// wrote them. eight_bit_values.cuh has the other one.
+// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/sm90/careful_product.cuh"
