@@ -19,6 +19,8 @@ _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
 _MOST_BLOCKS = 16
+#: Blocks of rows that a block of threads quantizes one after another. Those after the first arrive meanwhile.
+_BLOCKS = 4
 #: Rows that begin at multiples of so many bytes are read in chunks of them.
 ACCESS_BYTES = 16
 
@@ -30,7 +32,8 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
     bare = replace(spec, mask=full(), score=None)
     widest = max(spec.head_dim, spec.head_dim_v)
     warps = -(-spec.scale_block * widest // (_SEGMENT * 32))
-    smem = SmemLayout().then("rows", spec.scale_block * widest * spec.out_element.bytes, "then their codes")
+    elements = warps * 32 * _SEGMENT
+    smem = SmemLayout().then("rows", elements * spec.out_element.bytes).then("codes", elements)
     return KernelPlan(
         name=kernel_name(bare, QUANTIZE, arch),
         pass_="forward",
@@ -45,11 +48,12 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
             Constant("head_dim", spec.head_dim),
             Constant("head_dim_v", spec.head_dim_v),
             Constant("block", spec.scale_block, "rows that share a scale"),
+            Constant("blocks", _BLOCKS, "one after another"),
             Constant("warps", warps),
         ),
         params=_params(),
-        smem=smem.then("scratch", 8 * warps, "two numbers for each warp").map(),
-        grid_tile=spec.scale_block,
+        smem=smem.then("maxima", 8 * warps, "two of each warp").map(),
+        grid_tile=_BLOCKS * spec.scale_block,
         grid_over="rows",
         grid_heads="all",
         access_bytes=forward.access_bytes,
