@@ -34,6 +34,12 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
     warps = -(-spec.scale_block * widest // (_SEGMENT * 32))
     elements = warps * 32 * _SEGMENT
     smem = SmemLayout().then("rows", elements * spec.out_element.bytes).then("codes", elements)
+    smem_map = smem.then("maxima", 8 * warps, "two of each warp").map()
+    resident = min(
+        _MOST_BLOCKS,
+        _RESIDENT_THREADS // (warps * 32),
+        arch.smem_per_multiprocessor // (smem_map.bytes + arch.reserved_smem_per_block),
+    )
     return KernelPlan(
         name=kernel_name(bare, QUANTIZE, arch),
         pass_="forward",
@@ -52,12 +58,12 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
             Constant("warps", warps),
         ),
         params=_params(),
-        smem=smem.then("maxima", 8 * warps, "two of each warp").map(),
+        smem=smem_map,
         grid_tile=_BLOCKS * spec.scale_block,
         grid_over="rows",
         grid_heads="all",
         access_bytes=forward.access_bytes,
-        min_blocks=max(1, min(_MOST_BLOCKS, _RESIDENT_THREADS // (warps * 32))),
+        min_blocks=max(1, resident),
     )
 
 

@@ -174,37 +174,40 @@ struct Segment {
     return largest_of<kSegment>([&](i32 i) { return magnitude(x[i]); });
   }
 
-  // Makes NaN of infinity, which e4m3 does not have. The largest magnitude of numbers.
-  FLASHGEN_DEVICE float contain() {
-    float most = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < kSegment; ++i) {
-      x[i] += x[i] - x[i];
-      most = maximum(most, magnitude(x[i]));
-    }
-    return most;
+  // The same of the finite elements alone.
+  FLASHGEN_DEVICE float largest_finite() const {
+    return largest_of<kSegment>([&](i32 i) {
+      const float size = magnitude(x[i]);
+      return size < kInfinity ? size : 0.0f;
+    });
   }
 
-  // The codes of x times a factor, into shared memory and from there into the rows that exist.
-  FLASHGEN_DEVICE void store(WarpChunks<Codes::count> codes, GlobalRows<e4m3_t> rows, float factor,
-                             Thread thread) const {
+  // The codes of x times a factor, into shared memory. e4m3 has no infinity: it becomes NaN.
+  template <bool all_finite>
+  FLASHGEN_DEVICE void round(WarpChunks<Codes::count> to, float factor, Thread thread) const {
+    const auto number = [&](i32 i) {
+      const float y = x[i] * factor;
+      return all_finite ? y : y + (y - y);
+    };
 #pragma unroll
     for (i32 j = 0; j < Codes::count; ++j) {
       Vec16 chunk;
 #pragma unroll
       for (i32 i = 0; i < 4; ++i) {
-        const float* const four = x + j * Codes::elements + 4 * i;
-        chunk.words[i] =
-            pack_four(e4m3_t{}, four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
+        const i32 k = j * Codes::elements + 4 * i;
+        chunk.words[i] = pack_four(e4m3_t{}, number(k), number(k + 1), number(k + 2), number(k + 3));
       }
-      codes.owned(j, thread.lane) = chunk;
+      to.owned(j, thread.lane) = chunk;
     }
-    warp_sync();
+  }
+
+  // Brings a warp's codes into the rows that exist.
+  FLASHGEN_DEVICE static void store(WarpChunks<Codes::count> from, GlobalRows<e4m3_t> rows, Thread thread) {
     const i32 count = smaller(block, rows.row_count);
     Codes to = Codes::of(rows, thread);
 #pragma unroll
     for (i32 i = 0; i < Codes::count; ++i, to.next()) {
-      if (to.row < count) *reinterpret_cast<Vec16*>(to.at) = codes.copied(i, thread.lane);
+      if (to.row < count) *reinterpret_cast<Vec16*>(to.at) = from.copied(i, thread.lane);
     }
   }
 };
@@ -262,12 +265,20 @@ FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> 
 
     if constexpr (rotates) part.rotate(thread);
     float largest = maximum_of.of(part.largest(), thread);
-    if (!(largest < kInfinity)) largest = maximum_of.of(part.contain(), thread);
+    const bool all_finite = largest < kInfinity;
+    if (!all_finite) largest = maximum_of.of(part.largest_finite(), thread);
     largest = maximum(largest, kLeastMaximum);
+    const float factor = kLargestE4m3 / largest;
+    if (all_finite) {
+      part.template round<true>(outgoing, factor, thread.recomputed());
+    } else {
+      part.template round<false>(outgoing, factor, thread.recomputed());
+    }
     if (thread.index() == 0) {
       scales[i] = largest * (rotates ? inverse_root(Part::group) : 1.0f) / kLargestE4m3;
     }
-    part.store(outgoing, codes, kLargestE4m3 / largest, thread.recomputed());
+    warp_sync();
+    Part::store(outgoing, codes, thread.recomputed());
     codes.data += config.block * codes.stride;
     codes.row_count -= config.block;
   }
