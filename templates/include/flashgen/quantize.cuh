@@ -75,41 +75,52 @@ struct LaneChunks {
   }
 };
 
-// The chunks of a warp's segments in shared memory, `each` of a segment. Swizzled: neighboring segments have
-// their j-th chunks in different banks.
-template <i32 each>
+// The chunks of a warp's segments in shared memory, of elements of E. `parts` neighboring segments form a
+// group, and eight neighboring lanes have parts of different groups. Swizzled: chunks of the same number lie
+// in different banks then.
+template <class E, i32 parts>
 struct WarpChunks {
+  static constexpr i32 each = kSegment / (kChunkBytes / static_cast<i32>(sizeof(E)));
+  static constexpr i32 group = parts * each;
+  static constexpr i32 span = larger(group, 8);
   static constexpr i32 bytes = kWarpSize * each * kChunkBytes;
-  static constexpr i32 mask = each - 1;
 
   u8* data;
 
   // The i-th that a lane copies.
   FLASHGEN_DEVICE Vec16& copied(i32 i, i32 lane) const {
-    return at(i * kWarpSize + (lane ^ (lane / 8 & mask) ^ (i * (kWarpSize / 8) & mask)));
+    return at(i * kWarpSize + (lane ^ ((lane / span ^ i * kWarpSize / span) & 7)));
   }
-  // The j-th of a lane's segment.
-  FLASHGEN_DEVICE Vec16& owned(i32 j, i32 lane) const {
-    return at((lane * each + (lane * each / 8 & mask)) ^ j);
+  // A chunk of the group that a lane has a part of.
+  FLASHGEN_DEVICE Vec16& of_group(i32 i, i32 lane) const {
+    const i32 first = lane % (kWarpSize / parts) * group;
+    return at((first ^ (first / span & 7)) ^ i);
   }
 
  private:
   FLASHGEN_DEVICE Vec16& at(i32 i) const { return *reinterpret_cast<Vec16*>(data + i * kChunkBytes); }
 };
 
-// A thread's segment of a block.
-template <class T, i32 head_dim, i32 block>
+// A thread's segment of a block. `group` elements are rotated together, which may be those of several lanes'
+// segments; 1 if none are.
+template <class T, i32 head_dim, i32 block, i32 group>
 struct Segment {
   using Rows = LaneChunks<const T, head_dim>;
   using Codes = LaneChunks<e4m3_t, head_dim>;
-  static constexpr i32 group = rotated_together(head_dim);
   static_assert(head_dim % 16 == 0, "rows of codes are whole 16-byte chunks");
+  // Lanes with parts of the same group are so far apart.
+  static constexpr i32 parts = larger(group / kSegment, 1);
+  static constexpr i32 lanes_apart = kWarpSize / parts;
+  using Incoming = WarpChunks<T, parts>;
+  using Outgoing = WarpChunks<e4m3_t, parts>;
+  // Lanes exchange runs of so many elements. Part p begins with the segment p of its group, its runs in the
+  // order p, p ^ 1 ..., and ends with run p of each segment.
+  static constexpr i32 run = kSegment / parts;
 
   float x[kSegment];
 
   // Starts the way of a warp's rows into shared memory. Those that do not exist become zeros.
-  FLASHGEN_DEVICE static void fetch(WarpChunks<Rows::count> to, GlobalRows<const T> rows, bool is_aligned,
-                                    Thread thread) {
+  FLASHGEN_DEVICE static void fetch(Incoming to, GlobalRows<const T> rows, bool is_aligned, Thread thread) {
     const i32 count = smaller(block, rows.row_count);
     Rows from = Rows::of(rows, thread);
     if (is_aligned) {
@@ -128,17 +139,24 @@ struct Segment {
   }
 
   // Takes the segment out of shared memory, which then has room for others.
-  template <bool rotates>
-  FLASHGEN_DEVICE void read(WarpChunks<Rows::count> from, Thread thread) {
+  FLASHGEN_DEVICE void read(Incoming from, Thread thread) {
+    constexpr i32 run_chunks = run / Rows::elements;
+    const i32 part = thread.lane / lanes_apart;
     Vec16 chunks[Rows::count];
 #pragma unroll
-    for (i32 j = 0; j < Rows::count; ++j) chunks[j] = from.owned(j, thread.lane);
+    for (i32 j = 0; j < Rows::count; ++j) {
+      chunks[j] = from.of_group((part * Rows::count ^ part * run_chunks) ^ j, thread.lane);
+    }
     warp_sync();
-    const u32 first = static_cast<u32>(thread.index() * Rows::count);
+    const i32 first = (thread.warp * kWarpSize + thread.lane % lanes_apart * parts + part) * Rows::count;
 #pragma unroll
     for (i32 j = 0; j < Rows::count; ++j) {
       // The bits of an even column and of the next one, 16 places apart.
-      const u32 signs = rotates ? rotation_signs((first + j) % Rows::row_chunks) * 0x8001u : 0;
+      u32 signs = 0;
+      if constexpr (group > 1) {
+        signs =
+            rotation_signs(static_cast<u32>((first ^ part * run_chunks) ^ j) % Rows::row_chunks) * 0x8001u;
+      }
 #pragma unroll
       for (i32 i = 0; i < 4; ++i) {
         const u32 pair = chunks[j].words[i] ^ (signs << (15 - 2 * i) & 0x80008000u);
@@ -149,23 +167,42 @@ struct Segment {
   }
 
   // The Hadamard transform of each group, sqrt(group) times too large. Differences are taken between
-  // elements 1 apart, then 2, 4 ..., the largest ones between lanes.
+  // elements 1 apart, then 2, 4 ... For the largest ones, lanes first exchange one of each two runs: those
+  // that they keep stand where the others have those that they give away.
   FLASHGEN_DEVICE void rotate(Thread thread) {
-#pragma unroll
-    for (i32 apart = 1; apart < smaller(group, kSegment); apart *= 2) {
+    const i32 part = thread.lane / lanes_apart;
+    const auto each_pair = [&](i32 apart, const auto& combine) {
 #pragma unroll
       for (i32 i = 0; i < kSegment; ++i) {
-        if ((i & apart) != 0) continue;
-        const float a = x[i], b = x[i + apart];
-        x[i] = a + b;
-        x[i + apart] = a - b;
+        if ((i & apart) == 0) combine(x[i], x[i + apart]);
       }
+    };
+#pragma unroll
+    for (i32 apart = 1; apart < smaller(group, run); apart *= 2) {
+      each_pair(apart, [](float& a, float& b) {
+        const float sum = a + b;
+        b = a - b;
+        a = sum;
+      });
     }
 #pragma unroll
-    for (i32 apart = 1; apart < group / kSegment; apart *= 2) {
-      const float sign = (thread.lane & apart) == 0 ? 1.0f : -1.0f;
+    for (i32 apart = run; apart < kSegment; apart *= 2) {
+      const float sign = (part & apart / run) == 0 ? 1.0f : -1.0f;
+      each_pair(apart, [&](float& kept, float& given) {
+        const float other = kept;
+        kept = fused_multiply_add(kept, sign, given);
+        given = fused_multiply_add(given, -sign, other);
+      });
+    }
 #pragma unroll
-      for (i32 i = 0; i < kSegment; ++i) x[i] = fused_multiply_add(x[i], sign, shuffle_xor(x[i], apart));
+    for (i32 apart = run; apart < kSegment; apart *= 2) {
+      const i32 lanes = apart / run * lanes_apart;
+      const float sign = (part & apart / run) == 0 ? 1.0f : -1.0f;
+      each_pair(apart, [&](float& kept, float& given) {
+        const float taken = shuffle_xor(given, lanes);
+        given = fused_multiply_add(taken, -sign, kept * sign);
+        kept += taken;
+      });
     }
   }
 
@@ -184,7 +221,9 @@ struct Segment {
 
   // The codes of x times a factor, into shared memory. e4m3 has no infinity: it becomes NaN.
   template <bool all_finite>
-  FLASHGEN_DEVICE void round(WarpChunks<Codes::count> to, float factor, Thread thread) const {
+  FLASHGEN_DEVICE void round(Outgoing to, float factor, Thread thread) const {
+    constexpr i32 run_chunks = run / Codes::elements;
+    const i32 part = thread.lane / lanes_apart;
     const auto number = [&](i32 i) {
       const float y = x[i] * factor;
       return all_finite ? y : y + (y - y);
@@ -197,12 +236,13 @@ struct Segment {
         const i32 k = j * Codes::elements + 4 * i;
         chunk.words[i] = pack_four(e4m3_t{}, number(k), number(k + 1), number(k + 2), number(k + 3));
       }
-      to.owned(j, thread.lane) = chunk;
+      const i32 place = j % run_chunks + j / run_chunks * Codes::count;
+      to.of_group(part * run_chunks ^ place, thread.lane) = chunk;
     }
   }
 
   // Brings a warp's codes into the rows that exist.
-  FLASHGEN_DEVICE static void store(WarpChunks<Codes::count> from, GlobalRows<e4m3_t> rows, Thread thread) {
+  FLASHGEN_DEVICE static void store(Outgoing from, GlobalRows<e4m3_t> rows, Thread thread) {
     const i32 count = smaller(block, rows.row_count);
     Codes to = Codes::of(rows, thread);
 #pragma unroll
@@ -244,11 +284,10 @@ struct Scratch {
 template <QuantizeConfig config, i32 head_dim, bool rotates, class T>
 FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scales,
                                    bool is_aligned, Scratch scratch, Thread thread) {
-  using Part = Segment<T, head_dim, config.block>;
-  using Incoming = WarpChunks<Part::Rows::count>;
-  using Outgoing = WarpChunks<Part::Codes::count>;
-  const Incoming incoming{scratch.rows + thread.warp * Incoming::bytes};
-  const Outgoing outgoing{scratch.codes + thread.warp * Outgoing::bytes};
+  constexpr i32 group = rotates ? rotated_together(head_dim) : 1;
+  using Part = Segment<T, head_dim, config.block, group>;
+  const typename Part::Incoming incoming{scratch.rows + thread.warp * Part::Incoming::bytes};
+  const typename Part::Outgoing outgoing{scratch.codes + thread.warp * Part::Outgoing::bytes};
   BlockMaximum<config.warps> maximum_of{scratch.maxima};
   Part::fetch(incoming, rows, is_aligned, thread);
 #pragma unroll 1
@@ -256,14 +295,14 @@ FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> 
     wait_for_copies<true, 0>();
     warp_sync();
     Part part;
-    part.template read<rotates>(incoming, thread.recomputed());
+    part.read(incoming, thread.recomputed());
     rows.data += config.block * rows.stride;
     rows.row_count -= config.block;
     if (i + 1 < config.blocks && rows.row_count > 0) {
       Part::fetch(incoming, rows, is_aligned, thread.recomputed());
     }
 
-    if constexpr (rotates) part.rotate(thread);
+    if constexpr (group > 1) part.rotate(thread);
     float largest = maximum_of.of(part.largest(), thread);
     const bool all_finite = largest < kInfinity;
     if (!all_finite) largest = maximum_of.of(part.largest_finite(), thread);
@@ -275,7 +314,7 @@ FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> 
       part.template round<false>(outgoing, factor, thread.recomputed());
     }
     if (thread.index() == 0) {
-      scales[i] = largest * (rotates ? inverse_root(Part::group) : 1.0f) / kLargestE4m3;
+      scales[i] = largest * (inverse_root(group)) / kLargestE4m3;
     }
     warp_sync();
     Part::store(outgoing, codes, thread.recomputed());
