@@ -139,6 +139,31 @@ def test_numbers_that_e4m3_holds_stay_what_they_are() -> None:
         np.testing.assert_allclose(held, x, rtol=1e-6)
 
 
+@pytest.mark.parametrize("form", some(FORMS, FORMS[2]))
+def test_zeros_and_equal_elements_have_the_codes_of_the_oracle(form: Any) -> None:
+    """Sums of zeros, and of what cancels, have a sign."""
+    kernel, (dim, dim_v, block, _) = kernel_of(*form), form
+
+    def rows(heads: int, columns: int) -> Any:
+        x = np.zeros((1, 3 * block, heads, columns), np.float32)
+        x[:, block // 2 : block] = -0.0
+        x[:, block : block + 40] = 1.5
+        x[:, block + 20 :, :, ::3] = -0.0
+        x[:, 2 * block :, :, 5] = -2.0
+        return x.astype(kernel.spec.out_element.numpy())
+
+    q, k, v = rows(2, dim), rows(1, dim), rows(1, dim_v)
+    assert_is(kernel.quantize(q, k, v), of_dense(q, k, v, block, True))
+
+
+def test_many_blocks_of_rows_are_those_of_the_oracle() -> None:
+    """More than a block of threads quantizes, so that several of them share a head."""
+    kernel, random = kernel_of(*FORMS[3]), np.random.default_rng(7)
+    q = rows_of(random, kernel, 2, 1000, 1, 16)
+    k, v = (rows_of(random, kernel, 2, 700, 1, d) for d in (16, 64))
+    assert_is(kernel.quantize(q, k, v), of_dense(q, k, v, 64, True))
+
+
 def test_what_it_cannot_take_is_refused_in_a_sentence() -> None:
     kernel = kernel_of(*FORMS[0])
     x = np.zeros((1, 5, 1, 128), kernel.spec.out_element.numpy())

@@ -173,9 +173,7 @@ class KernelPlan:
             return -(-problem.len_q // self.grid_tile) * kv_tiles, heads, batch
         lengths = {"q": problem.len_q, "kv": problem.len_kv, "rows": max(problem.len_q, problem.len_kv)}
         tiles = -(-lengths[self.grid_over] // self.grid_tile) * (problem.splits if self.grid_splits else 1)
-        if self.is_persistent:
-            return tiles * heads * batch, 1, 1
-        return (heads, tiles, batch) if self.grid_heads == "all" else (tiles, heads, batch)
+        return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
     @property
     def has_tiles(self) -> bool:
