@@ -33,13 +33,13 @@ constexpr float inverse_root(i32 n) {
 // its sign. Without them a row of equal elements would become one outlier.
 FLASHGEN_DEVICE u32 rotation_signs(i32 chunk) { return 0x9e3779b1u * static_cast<u32>(chunk + 1) >> 24; }
 
-// The largest of n values from 0 on, or NaN if one is NaN; four chains of comparisons, as each takes a while.
+// The largest magnitude of n values, or NaN if one is NaN; four chains of comparisons, as each takes a while.
 template <i32 n, class Value>
 FLASHGEN_DEVICE float largest_of(const Value& value) {
   float most[4] = {};
 #pragma unroll
-  for (i32 i = 0; i < n; ++i) most[i % 4] = maximum_or_nan(most[i % 4], value(i));
-  return maximum_or_nan(maximum_or_nan(most[0], most[1]), maximum_or_nan(most[2], most[3]));
+  for (i32 i = 0; i < n; ++i) most[i % 4] = maximum_magnitude(most[i % 4], value(i));
+  return maximum_magnitude(maximum_magnitude(most[0], most[1]), maximum_magnitude(most[2], most[3]));
 }
 
 // The 16-byte chunks of a block of rows in global memory that a lane copies, one after another. Those of a
@@ -208,15 +208,12 @@ struct Segment {
 
   // The largest magnitude; infinity or NaN if an element is not finite.
   FLASHGEN_DEVICE float largest() const {
-    return largest_of<kSegment>([&](i32 i) { return magnitude(x[i]); });
+    return largest_of<kSegment>([&](i32 i) { return x[i]; });
   }
 
   // The same of the finite elements alone.
   FLASHGEN_DEVICE float largest_finite() const {
-    return largest_of<kSegment>([&](i32 i) {
-      const float size = magnitude(x[i]);
-      return size < kInfinity ? size : 0.0f;
-    });
+    return largest_of<kSegment>([&](i32 i) { return x[i] - x[i] == 0.0f ? x[i] : 0.0f; });
   }
 
   // The codes of x times a factor, into shared memory. e4m3 has no infinity: it becomes NaN.
@@ -262,7 +259,7 @@ struct BlockMaximum {
   FLASHGEN_DEVICE float of(float value, Thread thread) {
 #pragma unroll
     for (i32 apart = kWarpSize / 2; apart > 0; apart /= 2) {
-      value = maximum_or_nan(value, shuffle_xor(value, apart));
+      value = maximum_magnitude(value, shuffle_xor(value, apart));
     }
     float* const values = scratch + half * warps;
     half ^= 1;
