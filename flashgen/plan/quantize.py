@@ -19,8 +19,6 @@ _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
 _MOST_BLOCKS = 16
-#: Blocks of rows that a block of threads quantizes one after another. Those after the first arrive meanwhile.
-_BLOCKS = 4
 #: Rows that begin at multiples of so many bytes are read in chunks of them.
 ACCESS_BYTES = 16
 
@@ -54,12 +52,11 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
             Constant("head_dim", spec.head_dim),
             Constant("head_dim_v", spec.head_dim_v),
             Constant("block", spec.scale_block, "rows that share a scale"),
-            Constant("blocks", _BLOCKS, "one after another"),
             Constant("warps", warps),
         ),
         params=_params(),
         smem=smem_map,
-        grid_tile=_BLOCKS * spec.scale_block,
+        grid_tile=spec.scale_block,
         grid_over="rows",
         grid_heads="all",
         access_bytes=forward.access_bytes,
@@ -81,6 +78,7 @@ def _params() -> ParamTable:
     flags = [
         Param("rotates", "int32", "i32", "1: queries and keys are rotated"),
         Param("is_aligned", "int32", "i32", "1: all rows begin at multiples of 16 bytes"),
+        Param("blocks", "int32", "i32", "blocks of rows of each block of threads; the grid is smaller in proportion"),
     ]
     return ParamTable.widest_first((*pointers, *strides, *sizes, *flags))
 

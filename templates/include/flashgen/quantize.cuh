@@ -9,7 +9,6 @@ struct QuantizeConfig {
   i32 head_dim;
   i32 head_dim_v;
   i32 block;
-  i32 blocks;
   i32 warps;
 };
 
@@ -276,11 +275,11 @@ struct Scratch {
   float* maxima;
 };
 
-// Quantizes up to `config.blocks` blocks of rows, one after another. `rows`, `codes` and `scales` begin with
+// Quantizes up to `blocks` blocks of rows, one after another. `rows`, `codes` and `scales` begin with
 // the first. A block's rows are on their way while the one before is computed.
 template <QuantizeConfig config, i32 head_dim, bool rotates, class T>
 FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scales,
-                                   bool is_aligned, Scratch scratch, Thread thread) {
+                                   i32 blocks, bool is_aligned, Scratch scratch, Thread thread) {
   constexpr i32 group = rotates ? rotated_together(head_dim) : 1;
   using Part = Segment<T, head_dim, config.block, group>;
   const typename Part::Incoming incoming{scratch.rows + thread.warp * Part::Incoming::bytes};
@@ -288,14 +287,14 @@ FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> 
   BlockMaximum<config.warps> maximum_of{scratch.maxima};
   Part::fetch(incoming, rows, is_aligned, thread);
 #pragma unroll 1
-  for (i32 i = 0; i < config.blocks && codes.row_count > 0; ++i) {
+  for (i32 i = 0; i < blocks && codes.row_count > 0; ++i) {
     wait_for_copies<true, 0>();
     warp_sync();
     Part part;
     part.read(incoming, thread.recomputed());
     rows.data += config.block * rows.stride;
     rows.row_count -= config.block;
-    if (i + 1 < config.blocks && rows.row_count > 0) {
+    if (i + 1 < blocks && rows.row_count > 0) {
       Part::fetch(incoming, rows, is_aligned, thread.recomputed());
     }
 
