@@ -310,7 +310,7 @@ FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> 
       part.template round<false>(outgoing, factor, thread.recomputed());
     }
     if (thread.index() == 0) {
-      scales[i] = largest * (inverse_root(group)) / kLargestE4m3;
+      scales[i] = largest * inverse_root(group) / kLargestE4m3;
     }
     warp_sync();
     Part::store(outgoing, codes, thread.recomputed());
