@@ -30,7 +30,14 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
     bare = replace(spec, mask=full(), score=None)
     widest = max(spec.head_dim, spec.head_dim_v)
     warps = -(-spec.scale_block * widest // (_SEGMENT * 32))
-    smem = SmemLayout().then("rows", spec.scale_block * widest * spec.out_element.bytes, "then their codes")
+    elements = warps * 32 * _SEGMENT
+    smem = SmemLayout().then("rows", elements * spec.out_element.bytes).then("codes", elements)
+    smem_map = smem.then("maxima", 8 * warps, "two of each warp").map()
+    resident = min(
+        _MOST_BLOCKS,
+        _RESIDENT_THREADS // (warps * 32),
+        arch.smem_per_multiprocessor // (smem_map.bytes + arch.reserved_smem_per_block),
+    )
     return KernelPlan(
         name=kernel_name(bare, QUANTIZE, arch),
         pass_="forward",
@@ -48,12 +55,12 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
             Constant("warps", warps),
         ),
         params=_params(),
-        smem=smem.then("scratch", 8 * warps, "two numbers for each warp").map(),
+        smem=smem_map,
         grid_tile=spec.scale_block,
         grid_over="rows",
         grid_heads="all",
         access_bytes=forward.access_bytes,
-        min_blocks=max(1, min(_MOST_BLOCKS, _RESIDENT_THREADS // (warps * 32))),
+        min_blocks=max(1, resident),
     )
 
 
@@ -71,6 +78,7 @@ def _params() -> ParamTable:
     flags = [
         Param("rotates", "int32", "i32", "1: queries and keys are rotated"),
         Param("is_aligned", "int32", "i32", "1: all rows begin at multiples of 16 bytes"),
+        Param("blocks", "int32", "i32", "blocks of rows of each block of threads; the grid is smaller in proportion"),
     ]
     return ParamTable.widest_first((*pointers, *strides, *sizes, *flags))
 

@@ -62,7 +62,7 @@ AMPERE = """
   i32 counts[4] = {};
   mma_m16n8k128_bits(counts, r2, r4[0]);
   d[2] += counts[3];
-  d[3] = minimum_or_nan(d[3], d[2]);
+  d[3] = maximum_magnitude(d[3], d[2]);
   mma_m16n8k16_batched(bfloat16_t{}, d, r4, r2);
   mma_finish();
   out[1] = float_of(pack(bfloat16_t{}, d[0], d[1]));

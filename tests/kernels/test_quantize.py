@@ -139,6 +139,43 @@ def test_numbers_that_e4m3_holds_stay_what_they_are() -> None:
         np.testing.assert_allclose(held, x, rtol=1e-6)
 
 
+@pytest.mark.parametrize("form", some(FORMS, FORMS[2]))
+def test_zeros_and_equal_elements_have_the_codes_of_the_oracle(form: Any) -> None:
+    """Sums of zeros, and of what cancels, have a sign."""
+    kernel, (dim, dim_v, block, _) = kernel_of(*form), form
+
+    def rows(heads: int, columns: int) -> Any:
+        x = np.zeros((1, 3 * block, heads, columns), np.float32)
+        x[:, block // 2 : block] = -0.0
+        x[:, block : block + 40] = 1.5
+        x[:, block + 20 :, :, ::3] = -0.0
+        x[:, 2 * block :, :, 5] = -2.0
+        return x.astype(kernel.spec.out_element.numpy())
+
+    q, k, v = rows(2, dim), rows(1, dim), rows(1, dim_v)
+    assert_is(kernel.quantize(q, k, v), of_dense(q, k, v, block, True))
+
+
+def test_many_blocks_of_rows_are_those_of_the_oracle() -> None:
+    """More than run at once, so that each block of threads quantizes several."""
+    kernel, random = kernel_of(*FORMS[3]), np.random.default_rng(7)
+    q = rows_of(random, kernel, 2, 2100, 1, 16)
+    k, v = (rows_of(random, kernel, 2, 700, 1, d) for d in (16, 64))
+    assert_is(kernel.quantize(q, k, v), of_dense(q, k, v, 64, True))
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(320, 1), (640, 2), (6400, 4)])
+def test_blocks_of_threads_take_several_blocks_of_rows_only_where_all_multiprocessors_work(
+    rows: int, blocks: int
+) -> None:
+    kernel = kernel_of(64, 64, 64, "bf16")
+    x = np.zeros((1, rows, 1, 64), kernel.spec.out_element.numpy())
+    quantizer = kernel.executor.quantize
+    assert quantizer is not None
+    call = quantizer.find(x, x, x, True, None, None)[1]
+    assert call.steps[0].grid == (-(-rows // (64 * blocks)), 3, 1)
+
+
 def test_what_it_cannot_take_is_refused_in_a_sentence() -> None:
     kernel = kernel_of(*FORMS[0])
     x = np.zeros((1, 5, 1, 128), kernel.spec.out_element.numpy())

@@ -18,7 +18,7 @@ enum class Variant {
   kLog2,
   kReciprocal,
   kMaximum,
-  kMinimumOrNan,
+  kMaximumMagnitude,
   kFusedMultiplyAdd,
   kFusedMultiplyAddClipped,
   kPackBfloat16,
@@ -34,7 +34,7 @@ FLASHGEN_DEVICE u32 compute(u32 x, u32 y, u32 z) {
   if constexpr (variant == Variant::kLog2) return bits_of(log2_approx(a));
   if constexpr (variant == Variant::kReciprocal) return bits_of(reciprocal_approx(a));
   if constexpr (variant == Variant::kMaximum) return bits_of(maximum(a, b));
-  if constexpr (variant == Variant::kMinimumOrNan) return bits_of(minimum_or_nan(a, b));
+  if constexpr (variant == Variant::kMaximumMagnitude) return bits_of(maximum_magnitude(a, b));
   if constexpr (variant == Variant::kFusedMultiplyAdd) return bits_of(fused_multiply_add(a, b, float_of(z)));
   if constexpr (variant == Variant::kFusedMultiplyAddClipped)
     return bits_of(fused_multiply_add_clipped(a, b, float_of(z)));

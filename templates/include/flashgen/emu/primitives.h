@@ -176,10 +176,9 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   if (a == b) return float_of(bits_of(a) & bits_of(b));  // +0 is larger than -0
   return b > a ? b : a;                                  // a NaN in b compares false
 }
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+FLASHGEN_DEVICE float maximum_magnitude(float a, float b) {
   if (a != a || b != b) return float_of(0x7fffffffu);
-  if (a == b) return float_of(bits_of(a) | bits_of(b));  // -0 is smaller than +0
-  return b < a ? b : a;
+  return maximum(a, __builtin_fabsf(b));
 }
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {

@@ -27,10 +27,16 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-// The smaller of two, or NaN if one of them is NaN (sm_80 and later).
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+// The larger of a and |b|, or NaN if one of them is NaN (sm_80 and later).
+FLASHGEN_DEVICE float maximum_magnitude(float a, float b) {
   float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  asm("{\n\t"
+      ".reg .f32 magnitude;\n\t"
+      "abs.f32 magnitude, %2;\n\t"
+      "max.NaN.f32 %0, %1, magnitude;\n\t"
+      "}"
+      : "=f"(c)
+      : "f"(a), "f"(b));
   return c;
 }
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
