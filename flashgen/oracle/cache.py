@@ -75,13 +75,14 @@ def appended(x: Any, new: Any, cache: KVCache, *, scale: Any = None, page_scales
     For an 8-bit cache they are divided by ``scale`` and rounded. 8-bit ones have that scale already.
     """
     found = np.array(x)
-    if (of_new := cache_dtype_of(new)) is not None:
+    dtype, of_new = cache_dtype_of(found), cache_dtype_of(new)
+    if of_new is not None and of_new != dtype:
         new, scale, page_scales = values_of(of_new.name)[codes_of(new)], None, False
-    dtype, scales = cache_dtype_of(found), _Scales.of(scale, found.shape[2], page_scales)
+    scales = _Scales.of(scale, found.shape[2], page_scales)
     for b in range(len(new)):
         start = int(cache.seqlens[b])
         for place, row in zip(_places(found, cache, b)[start:], new[b], strict=False):
-            if dtype is None:
+            if dtype is None or dtype == of_new:
                 found[place] = row
             else:
                 codes_of(found)[place] = quantized(dtype.name, row, scales.at(b, place)[:, None])
