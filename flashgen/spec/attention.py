@@ -268,7 +268,7 @@ class AttentionSpec:
 
     @property
     def multiplies_eight_bits(self) -> bool:
-        """Whether tensor cores multiply 8-bit numbers; queries of a call with a cache become fp16 before, as keys do."""
+        """Whether tensor cores multiply 8-bit numbers. With a cache, queries become fp16 before, as keys do."""
         return self._is_eight_bit and self.cache is None
 
     @property
