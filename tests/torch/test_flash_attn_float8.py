@@ -1,4 +1,4 @@
-"""FlashAttention-3's calls in float8: what ``tests/gpu/test_flash_attn_float8.py`` checks, small and on the emulator."""
+"""FlashAttention-3's calls in float8: what ``tests/gpu/test_flash_attn_float8.py`` checks, small, emulated."""
 
 from __future__ import annotations
 
