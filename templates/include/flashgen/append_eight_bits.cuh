@@ -1,23 +1,14 @@
 // New keys and values of an 8-bit cache: they are divided by a scale, and rounded.
 #pragma once
 #include "flashgen/cache.cuh"
-#include "flashgen/convert.cuh"
 #include "flashgen/eight_bits.cuh"
 
 namespace flashgen {
-
-template <>
-FLASHGEN_DEVICE e4m3_t element_from<e4m3_t>(float value) {
-  return quantized<e4m3_t>(value);
-}
 
 template <class Stored, class T>
 FLASHGEN_DEVICE void put(Stored& to, T x, float scale) {
   to = quantized<Stored>(to_float(x) / scale);
 }
-
-// New keys in e4m3 have the scale of the cache already. put() of rotary.cuh stores them in a cache of e4m3.
-FLASHGEN_DEVICE void put(e5m2_t& to, e4m3_t x, float /*scale*/) { to = quantized<e5m2_t>(to_float(x)); }
 
 // The scale of a new row: that of its head, or of the page that it comes into.
 struct HeadScale {

@@ -71,8 +71,4 @@ FLASHGEN_DEVICE void to_halves(e5m2_t, u32 word, u32& first, u32& second) {
   second = select_bytes(word, 0, 0x3424);
 }
 
-FLASHGEN_DEVICE float to_float(e4m3_t x) {
-  return to_float(half_t{static_cast<u16>(half_pair_by_bits(static_cast<u32>(x.bits) << 8))});
-}
-
 }  // namespace flashgen

@@ -1,8 +1,6 @@
 // Queries for a cache of 8-bit floats. eight_bits.cuh says which elements of a row a lane multiplies.
 #pragma once
 #include "flashgen/decode/rows.cuh"
-#include "flashgen/eight_bits.cuh"
-#include "flashgen/logit_factor.cuh"
 #include "flashgen/softmax.cuh"
 
 namespace flashgen {
@@ -12,8 +10,7 @@ constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
 // The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
 // its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
-// to 2^-29 times the largest are still exact. Queries of e4m3 have a scale, by which the row's products are
-// multiplied.
+// to 2^-29 times the largest are still exact. For queries of e4m3 see e4m3_queries.cuh.
 template <DecodeConfig cfg, class T, bool in_registers>
 struct EightBitQueries;
 
@@ -31,37 +28,12 @@ struct QueryWords {
     }
     return fragment;
   }
-};
-
-// A lane's four elements of e4m3 are one word.
-template <>
-struct QueryWords<e4m3_t> {
-  template <i32 head_dim>
-  FLASHGEN_DEVICE static LeftFragment<half_t> read(const e4m3_t* const (&rows)[2], i32 step, Thread thread) {
-    LeftFragment<half_t> fragment = {};
-    const i32 first = 16 * step + 2 * thread.column();
-    if (16 * step + 16 <= head_dim || first < head_dim) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const u32 word = *reinterpret_cast<const u32*>(rows[h] + first);
-        to_halves<false>(e4m3_t{}, word, fragment.words[h], fragment.words[h + 2]);
-      }
-    }
-    return fragment;
-  }
-};
-
-// What the products of a row are multiplied by, where its elements become fp16 as they are.
-template <class T, class Params>
-FLASHGEN_DEVICE float scale_of_row(const Params& p, const DecodeItem& item, RowPlace place) {
-  if constexpr (sizeof(T) == 1) {
-    const i32 member = place.head - item.head_kv * p.group;
-    return input_scale(
-        p.q_scale, item.sequence * p.q_scale_row + item.head_kv * p.q_scale_group + member * p.q_scale_head);
-  } else {
+  // What the products of a row are multiplied by, where its elements become fp16 as they are.
+  template <class Params>
+  FLASHGEN_DEVICE static float scale(const Params&, const DecodeItem&, RowPlace) {
     return 1.0f;
   }
-}
+};
 
 // The factor that brings a row into the range of fp16, and its inverse for the row's products.
 struct RowScaling {
@@ -121,7 +93,7 @@ struct EightBitQueries<cfg, T, true> {
                                               u8*, i32, Thread thread) {
     const Source source = Source::of(p, item, rows);
     EightBitQueries queries = {
-        {}, {scale_of_row<T>(p, item, rows.places[0]), scale_of_row<T>(p, item, rows.places[1])}};
+        {}, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     auto& fragments = queries.held.fragments[0];
 #pragma unroll
     for (i32 step = 0; step < Source::steps; ++step) fragments[step] = source.read(step, thread);
@@ -168,7 +140,7 @@ struct EightBitQueries<cfg, T, false> {
     const Source source = Source::of(p, item, rows);
     Vec16* const own = reinterpret_cast<Vec16*>(base) + thread.warp * Source::steps * kWarpSize + thread.lane;
     EightBitQueries queries = {
-        own, {scale_of_row<T>(p, item, rows.places[0]), scale_of_row<T>(p, item, rows.places[1])}};
+        own, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     RowScaling scaling[2] = {};
     if constexpr (kIsBfloat16<T>) {
       float largest[2] = {};
