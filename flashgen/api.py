@@ -51,7 +51,7 @@ def build(
 
 def emulated_arch(spec: AttentionSpec) -> str:
     """What the emulator runs when no arch is named."""
-    return EIGHT_BIT_ARCHS[0] if spec.element.is_eight_bit else EMULATED_ARCH
+    return EIGHT_BIT_ARCHS[0] if spec.multiplies_eight_bits else EMULATED_ARCH
 
 
 def build_on(device: int, spec: AttentionSpec, schedule: Schedule | None = None) -> Kernel:

@@ -15,7 +15,8 @@ tensors, so no call waits for the GPU. There are no gradients.
 
 Caches may be in float8 beside 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
 their layer, as in ``flashgen.KVCache``: one number or one for each head, which all sequences share, or with
-``page_scales`` one for each page, or each page and head.
+``page_scales`` one for each page, or each page and head. q may be in float8, too, with a ``q_scale``. So may k and v,
+which have the scales of the cache already: ``append`` copies them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, causal
 from flashgen.torch.cached import attend_cached
+from flashgen.torch.eight_bits import is_eight_bit
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.kvcache import put_into_cache
 from flashgen.torch.program import Program, limits_of
@@ -157,17 +159,20 @@ def run(
     k_scale: Any = None,
     v_scale: Any = None,
     page_scales: bool = False,
+    q_scale: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """Attention of the step's queries ``(tokens, heads, head_dim)`` to the caches: ``out``, or ``(out, lse)``.
 
     Rows of q beyond ``num_tokens`` are padding. The result has ``num_tokens`` rows and is written into the first rows
     of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. ``mask`` and ``score`` are those of
-    ``flashgen.attention``. They align the last query of a sequence with its last key.
+    ``flashgen.attention``. They align the last query of a sequence with its last key. ``q_scale`` and ``out_dtype``
+    are for q in float8 and as in ``flashgen.attention``; all sequences share the scale.
     """
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
     program, captured = program_of(mask, score, q, None, None)
-    scales = scales_of(k_scale, v_scale, page_scales)
+    scales = scales_of(k_scale, v_scale, page_scales, q_scale, out_dtype)
     return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse, scales=scales)
 
 
@@ -200,7 +205,7 @@ def attend_step(
             out[group.first : group.last].copy_(part)
         found = out[: step.num_tokens]
     else:
-        found = _joined(outs, 0, (0, q.shape[1], v_cache.shape[-1]), q)
+        found = _joined(outs, 0, (0, q.shape[1], v_cache.shape[-1]), q.bfloat16() if is_eight_bit(q) else q)
     return (found, _joined(lses, 1, (q.shape[1], 0), found.float())) if return_lse else found
 
 

@@ -11,10 +11,11 @@ from flashgen.common.show import show
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.kernels import EIGHT_BITS
+from flashgen.torch.kernels import EIGHT_BIT_INPUTS, EIGHT_BITS
 from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import RESULTS, CallKey, replayed
+from flashgen.torch.scales import Scales
 from flashgen.torch.sdpa.forms import program_for
 
 
@@ -40,6 +41,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     batch_invariant: bool = False,
+    q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
     page_scales: bool = False,
@@ -54,8 +56,10 @@ def flash_attn_with_kvcache(
 
     A cache may be ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``, beside 16-bit q, k and v. Its elements are then
     multiplied by ``k_descale`` and ``v_descale``, and new ones divided by them: float32 of shape ``()``, ``(1,)``,
-    ``(Hk,)`` or ``(B, Hk)``, or with ``page_scales=True`` ``(pages,)`` or ``(pages, Hk)``. ``batch_invariant`` is that
-    of ``flashgen.KVCache``. flash-attn 2 has none of these four arguments.
+    ``(Hk,)`` or ``(B, Hk)``, or with ``page_scales=True`` ``(pages,)`` or ``(pages, Hk)``. q, k and v may be
+    ``torch.float8_e4m3fn``, too, and ``out`` is then ``torch.bfloat16``. q is multiplied by ``q_descale``, of one of
+    the first four shapes, ``(H,)`` or ``(B, H)``. k and v have the cache's scales, and go into it as they are.
+    ``batch_invariant`` is that of ``flashgen.KVCache``. flash-attn 2 has none of these five arguments.
     """
     if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
         flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
@@ -63,7 +67,8 @@ def flash_attn_with_kvcache(
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes, k_descale, v_descale
+    scales = k_descale, v_descale
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes, *scales, q_descale
     how = num_splits, batch_invariant, page_scales, return_softmax_lse
     key = given, ("kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, *how)
     found = replayed(key)
@@ -76,7 +81,7 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
-        cache=cache_of(q, *places, num_splits, None, None, None, batch_invariant, k_descale, v_descale),
+        cache=cache_of(q, *places, num_splits, None, None, None, batch_invariant, *scales),
         page_scales=page_scales,
         scale=softmax_scale,
         causal=causal,
@@ -84,6 +89,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
+        q_scale=q_descale,
         key=key,
     )
 
@@ -107,6 +113,7 @@ def with_kvcache(
     starts_new: Any = None,
     page_scales: bool = False,
     qv: Any = None,
+    q_scale: Any = None,
     key: CallKey | None = None,
 ) -> Any:
     """What both generations' functions do; ``starts_new`` says where packed new keys begin."""
@@ -114,6 +121,7 @@ def with_kvcache(
     of_call = {"k": k, "v": v, "qv": qv, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
     of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
     of_call |= {"cu_seqlens_k_new": starts_new, "k_descale": cache.k_scale, "v_descale": cache.v_scale}
+    of_call["q_descale"] = q_scale
     if rotary is not None:
         of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
     check_tensors(**{name: x for name, x in of_call.items() if x is not None})
@@ -126,13 +134,13 @@ def with_kvcache(
         raise ArgumentError("rotary_cos and rotary_sin turn new keys and the queries beside them; pass k and v too")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
-    _check_dtypes(q, k_cache, v_cache, cache)
+    _check_dtypes(q, k_cache, v_cache, cache, q_scale)
     if starts_new is not None:
         _check_starts(starts_new, cache.seqlens, k, v)
     limits = limits_of(causal, window_size)
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
-    given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new, "page_scales": page_scales}
-    given["qv"] = qv
+    given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new, "qv": qv}
+    given["scales"] = Scales(cache.k_scale, cache.v_scale, page_scales, q_scale)
     wanted = RESULTS if return_lse else RESULTS[:1]
     program, captured = program_for(form, tensors)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, program, captured, **given, key=key, wanted=wanted)
@@ -192,7 +200,7 @@ def attend_to_pages(
     return result
 
 
-def _check_dtypes(q: Any, k_cache: Any, v_cache: Any, cache: KVCache) -> None:
+def _check_dtypes(q: Any, k_cache: Any, v_cache: Any, cache: KVCache, q_scale: Any) -> None:
     """Both halves of a cache have one dtype, and scales are for one of eight bits."""
     if k_cache.dtype != v_cache.dtype:
         raise ArgumentError(f"k_cache is {k_cache.dtype} and v_cache is {v_cache.dtype}; they must be equal")
@@ -204,6 +212,8 @@ def _check_dtypes(q: Any, k_cache: Any, v_cache: Any, cache: KVCache) -> None:
     for name, x in (("k_descale", cache.k_scale), ("v_descale", cache.v_scale)):
         if x is not None and k_cache.dtype not in EIGHT_BITS:
             raise ArgumentError(f"{name} is for caches in float8, and k_cache is {k_cache.dtype}; pass None")
+    if q_scale is not None and q.dtype is not EIGHT_BIT_INPUTS:
+        raise ArgumentError(f"q_descale is for q of {EIGHT_BIT_INPUTS}, and q is {q.dtype}; pass None")
 
 
 def _check_starts(starts: Any, seqlens: Any, k: Any, v: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcache
-from flashgen.errors import ArgumentError
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import replayed
 
@@ -56,21 +55,20 @@ def flash_attn_with_kvcache(
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
     own. With ``qv`` ``(B, Sq, H, Dv)``, or packed as q is, values are part of the keys and up to 512 wide. The scores
     are then ``q k^T + qv v^T``, and ``softmax_scale`` defaults to ``1 / sqrt(D + Dv)``. ``k_descale`` and ``v_descale``
-    are for caches in float8 beside 16-bit q, as in flash-attn 2's function here.
+    are for caches in float8, and ``q_descale`` is for q of ``torch.float8_e4m3fn`` beside them, as in flash-attn 2's
+    function here.
     ``scheduler_metadata`` is that of ``get_scheduler_metadata``, or None. ``pack_gqa`` and ``sm_margin`` say how that
     library is to compute, and mean nothing here. That library lacks ``batch_invariant``, which is that of
     ``flashgen.KVCache``, and ``page_scales``.
     """
-    if q_descale is not None:
-        raise ArgumentError("q_descale is not supported; pass None")
     if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is type(page_scales) is bool:
         flags = {"rotary_interleaved": rotary_interleaved, "return_softmax_lse": return_softmax_lse}
         check_flags(causal=causal, **flags, page_scales=page_scales)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
-    scales = k_descale, v_descale
-    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q, *scales, qv
+    scales, of_queries = (k_descale, v_descale), (cu_seqlens_q, q_descale, qv)
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, *of_queries, *scales
     masking = causal, window_size, attention_chunk, softcap
     how = num_splits, batch_invariant, page_scales, max_seqlen_q, return_softmax_lse
     key = given, ("FA3 kvcache", softmax_scale, *masking, rotary_interleaved, *how)
@@ -95,5 +93,6 @@ def flash_attn_with_kvcache(
         return_lse=return_softmax_lse,
         starts_new=starts_new,
         qv=qv,
+        q_scale=q_descale,
         key=key,
     )

@@ -80,7 +80,7 @@ def get_scheduler_metadata(
     The kernels of such calls are built and loaded, so that a CUDA graph can capture a call right away. How keys are
     split needs no preparation: the kernel computes that from the lengths on the device. With ``has_softcap`` nothing is
     built, because the cap is not among the arguments. FlashAttention-3 lacks ``cache_dtype`` and ``page_scales``, which
-    are for caches in float8 beside queries of ``qkv_dtype``.
+    are for caches in float8 beside queries of ``qkv_dtype``. With a ``qkv_dtype`` of float8 the cache has it, too.
     """
     check_tensors(cache_seqlens=cache_seqlens)
     if not has_softcap:

@@ -119,7 +119,7 @@ def _arch_here(spec: object) -> Arch:
     try:
         return current_arch()
     except NoGpuError:
-        is_eight_bit = isinstance(spec, AttentionSpec) and spec.element.is_eight_bit
+        is_eight_bit = isinstance(spec, AttentionSpec) and spec.multiplies_eight_bits
         return get_arch((EIGHT_BIT_ARCHS if is_eight_bit else DEFAULT_ARCHS)[0])
 
 

@@ -28,12 +28,19 @@ def forward_cached(
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
     qv: Any = None,
+    q_scale: Any = None,
 ) -> tuple[Floats, Floats]:
-    """``(o, lse)`` of queries that attend to what the caches k and v hold."""
+    """``(o, lse)`` of queries that attend to what the caches k and v hold.
+
+    8-bit queries are multiplied by ``q_scale``, which has numbers for query heads or for heads of keys.
+    """
+    if q_scale is not None:
+        q_scale = _of_query_heads(np.asarray(q_scale), q.shape[2], k.shape[2])
     keys, lengths = gathered(q.shape, k, cache, scale=cache.k_scale, page_scales=spec.page_scales)
     values, _ = gathered(q.shape, v, cache, scale=cache.v_scale, page_scales=spec.page_scales)
     bare = replace(spec, cache_dtype=None, page_scales=False)
-    return forward(bare, q, keys, values, scale=scale, captured=captured, lengths=lengths, qv=qv)
+    how: dict[str, Any] = {"scale": scale, "captured": captured, "lengths": lengths, "qv": qv}
+    return forward(bare, q, keys, values, q_scale=q_scale, **how)
 
 
 def gathered(
@@ -65,14 +72,17 @@ def gathered(
 def appended(x: Any, new: Any, cache: KVCache, *, scale: Any = None, page_scales: bool = False) -> Array:
     """A copy of the cache with new keys or values behind those that each sequence has; what has no room is left out.
 
-    For an 8-bit cache they are divided by ``scale`` and rounded.
+    For an 8-bit cache they are divided by ``scale`` and rounded. 8-bit ones have that scale already.
     """
     found = np.array(x)
-    dtype, scales = cache_dtype_of(found), _Scales.of(scale, found.shape[2], page_scales)
+    dtype, of_new = cache_dtype_of(found), cache_dtype_of(new)
+    if of_new is not None and of_new != dtype:
+        new, scale, page_scales = values_of(of_new.name)[codes_of(new)], None, False
+    scales = _Scales.of(scale, found.shape[2], page_scales)
     for b in range(len(new)):
         start = int(cache.seqlens[b])
         for place, row in zip(_places(found, cache, b)[start:], new[b], strict=False):
-            if dtype is None:
+            if dtype is None or dtype == of_new:
                 found[place] = row
             else:
                 codes_of(found)[place] = quantized(dtype.name, row, scales.at(b, place)[:, None])
@@ -120,6 +130,13 @@ class _Scales(NamedTuple):
         """The key or value (heads, dim) at a place, scaled."""
         product: Floats = x * self.at(b, place)[:, None]
         return product
+
+
+def _of_query_heads(scale: Array, heads: int, heads_kv: int) -> Array:
+    """The scales of queries with one for each query head, where there is one for each head of keys."""
+    if scale.ndim == 0 or scale.shape[-1] in (1, heads):
+        return scale
+    return np.repeat(scale, heads // heads_kv, axis=-1)
 
 
 def _places(x: Array, cache: KVCache, b: int) -> list[tuple[int, int]]:

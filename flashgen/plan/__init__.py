@@ -54,7 +54,7 @@ def plan(
             "use dtype='fp16' or 'fp32'."
         )
     access = access_bytes or default_access_bytes(spec)
-    if spec.element.is_eight_bit:
+    if spec.multiplies_eight_bits:
         check_eight_bit_inputs(spec, row)
     if access not in (1, 2, 4, 8, 16) or access < spec.element.bytes or default_access_bytes(spec) % access:
         raise PlanError(

@@ -15,6 +15,8 @@ PARTIALS = ("o_partial", "lse_partial")
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 #: What the elements of an 8-bit cache are multiplied by.
 SCALES = ("k_scale", "v_scale")
+#: What 8-bit queries beside it are multiplied by.
+Q_SCALE = "q_scale"
 #: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
 PREFILL: Role = "prefill"
 #: The role of the kernel for few new queries, which splits the keys by itself.
@@ -97,6 +99,16 @@ def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:
         for axis in ("row", "head")
     )
     return *pointers, *strides
+
+
+def query_scale_params() -> tuple[Param, ...]:
+    """The parameters of a kernel that reads 8-bit queries beside a cache."""
+    return (
+        Param(Q_SCALE, "void*", "const float*", "what elements of q are multiplied by; null: 1"),
+        Param(f"{Q_SCALE}_row", "int64", "i64", "stride between sequences; 0: they share the scale"),
+        Param(f"{Q_SCALE}_group", "int64", "i64", "stride between heads of keys"),
+        Param(f"{Q_SCALE}_head", "int64", "i64", "stride between query heads that share keys"),
+    )
 
 
 def _append(forward: KernelPlan) -> KernelPlan:

@@ -51,7 +51,7 @@ class AttentionSpec:
 
     ``dtype="e4m3"`` is for 8-bit queries, keys and values, forward only. ``out_dtype`` is then the dtype of O, "bf16"
     (the default) or "fp16". A call's scales are per tensor, per head or per sequence and head. With ``scale_block=64``
-    or ``128``, so many neighboring rows of a head share a scale.
+    or ``128``, so many neighboring rows of a head share a scale. With a cache, ``cache_dtype`` defaults to "e4m3".
     """
 
     head_dim: int
@@ -101,6 +101,8 @@ class AttentionSpec:
                 object.__setattr__(self, name, ALIASES[value.lower()].name)
         if self._is_eight_bit and self.out_dtype is None:
             object.__setattr__(self, "out_dtype", next(iter(EIGHT_BIT_OUTPUTS)))
+        if self._is_eight_bit and self.cache is not None and self.cache_dtype is None and self.qv is not True:
+            object.__setattr__(self, "cache_dtype", self.dtype)
         if (callable(self.mask) and not isinstance(self.mask, type)) or _is_array(self.mask):
             object.__setattr__(self, "mask", Mask.of(self.mask))
         if self.score is not None:
@@ -209,7 +211,7 @@ class AttentionSpec:
             yield "qv=True is for a cache; add cache='paged' or cache='contiguous', and direction='forward'"
         if self.cache_dtype is not None:
             yield f"cache_dtype={show(self.cache_dtype)} and qv=True do not go together; use a 16-bit cache"
-        if is_one_of(self.dtype, ("fp32",)):
+        if is_one_of(self.dtype, ("fp32", "e4m3")):
             yield f"dtype={self.dtype!r} and qv=True do not go together; use dtype='bf16' or 'fp16'"
 
     def _cache_violations(self) -> Iterator[str]:
@@ -224,7 +226,7 @@ class AttentionSpec:
         if self.cache is None:
             yield f"cache_dtype={dtype!r} is the dtype of a cache; add cache='paged' or cache='contiguous'"
         if is_one_of(self.dtype, ("fp32",)):
-            yield f"cache_dtype={dtype!r} needs 16-bit queries; use dtype='bf16' or 'fp16'"
+            yield f"cache_dtype={dtype!r} needs queries of 16 or 8 bits; use dtype='bf16', 'fp16' or 'e4m3'"
         for name in self._given_dims:
             value = getattr(self, name)
             if is_whole(value, 1, MAX_HEAD_DIM) and value % CACHE_STEP:
@@ -241,12 +243,12 @@ class AttentionSpec:
             yield "dtype='e4m3' has no backward pass; use direction='forward'"
         if self.dropout is True:
             yield "dropout=True and dtype='e4m3' do not go together; leave one of them out"
-        if self.cache is not None:
+        if self.cache is not None and self.scale_block is not None:
             yield (
-                f"cache={show(self.cache)} needs queries of 16 or 32 bits, and dtype='e4m3'; "
-                "use dtype='bf16' with cache_dtype='e4m3'"
+                f"scale_block={show(self.scale_block)} and cache={show(self.cache)} do not go together; "
+                "leave scale_block out, and give each page a scale with page_scales=True"
             )
-        for name in self._given_dims:
+        for name in self._given_dims if self.cache is None else ():
             value = getattr(self, name)
             if is_whole(value, 1, MAX_HEAD_DIM) and value % EIGHT_BIT_STEP:
                 yield f"{name}={value} and dtype='e4m3' need a multiple of {EIGHT_BIT_STEP}; pad the heads"
@@ -263,6 +265,11 @@ class AttentionSpec:
     @property
     def _is_eight_bit(self) -> bool:
         return is_one_of(self.dtype, ("e4m3",))
+
+    @property
+    def multiplies_eight_bits(self) -> bool:
+        """Whether tensor cores multiply 8-bit numbers. With a cache, queries become fp16 before, as keys do."""
+        return self._is_eight_bit and self.cache is None
 
     @property
     def element(self) -> DType:

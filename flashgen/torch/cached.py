@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ import torch
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Sequences
+from flashgen.torch.eight_bits import is_eight_bit, out_dtype_of
 from flashgen.torch.operators.kvcache import attend_to_cache
-from flashgen.torch.options import check_dense, check_flags
+from flashgen.torch.options import check_dense, check_flags, number_of
 from flashgen.torch.program import Program
 from flashgen.torch.replay import replayed
 from flashgen.torch.scales import NO_SCALES, Scales
@@ -53,17 +53,30 @@ def attend_cached(
     qv: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``: a call like one before is replayed. ``scales`` take the place of the cache's."""
+    if scales.out_dtype is not None or is_eight_bit(q):
+        scales = _of_eight_bits(q, scales)
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
     counts = cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, scales.of_pages
-    given = q, k, v, *captured, *places, scales.k, scales.v, qv
-    key = given, ("cache", program.rule, scale, len(captured), *counts)
+    number, q_scale = (None, scales.q) if isinstance(scales.q, torch.Tensor) else (scales.q, None)
+    given = q, k, v, *captured, *places, scales.k, scales.v, qv, q_scale
+    key = given, ("cache", program.rule, scale, len(captured), *counts, number, scales.out_dtype)
     found = replayed(key)
     if found is not None:
         return found[0], found[1]
     _check(q, k, v, cache, qv)
-    cache = replace(cache, k_scale=scales.k, v_scale=scales.v)
-    how: dict[str, Any] = {"scale": scale, "page_scales": scales.of_pages, "qv": qv}
-    return attend_to_cache(q, k, v, cache, program, captured, **how, key=key)
+    if number is not None and not torch.compiler.is_compiling():
+        number_of("q_scale", number)
+    return attend_to_cache(q, k, v, cache, program, captured, scale=scale, scales=scales, qv=qv, key=key)
+
+
+def _of_eight_bits(q: Any, scales: Scales) -> Scales:
+    """The scales of a call, with the dtype of what 8-bit queries get."""
+    if not is_eight_bit(q):
+        kind = getattr(q, "dtype", type(q).__qualname__)
+        raise ArgumentError(
+            f"out_dtype={scales.out_dtype} is for q of torch.float8_e4m3fn, and q is {kind}; leave it out"
+        )
+    return scales._replace(out_dtype=out_dtype_of(scales.out_dtype))
 
 
 def _check(q: Any, k: Any, v: Any, cache: KVCache, qv: Any) -> None:

@@ -50,9 +50,12 @@ def check_eight_bits(q: Any, arguments: Mapping[str, Any], cache: Any = None) ->
         kind = str(q.dtype) if isinstance(q, torch.Tensor) else f"a {type(q).__qualname__}"
         raise ArgumentError(f"{given} is for q, k and v of torch.float8_e4m3fn, and q is {kind}; leave it out")
     if cache is not None:
-        raise ArgumentError(
-            "q is torch.float8_e4m3fn, which does not go with cache; pass queries of 16 bits, beside a float8 cache"
-        )
+        for name in EIGHT_BIT_ARGUMENTS[1:4]:
+            if arguments[name] is not None:
+                remedy = "each page may have a scale, with page_scales=True"
+                if name != "scale_block":
+                    remedy = f"pass cache=flashgen.KVCache({name}=...)"
+                raise ArgumentError(f"{name}={show(arguments[name])} does not go with cache; {remedy}")
 
 
 def attend_eight_bits(
@@ -66,7 +69,7 @@ def attend_eight_bits(
 ) -> tuple[Any, Any]:
     """``(out, lse)``: a call like one before is replayed; where something must see an operator, it does."""
     sequences = options.sequences
-    out_dtype = _out_dtype(scales.out_dtype)
+    out_dtype = out_dtype_of(scales.out_dtype)
     numbers = tuple(None if x is None or isinstance(x, torch.Tensor) else x for x in scales[:3])
     tensors = tuple(x if isinstance(x, torch.Tensor) else None for x in scales[:3])
     constants = program.rule, options.scale, longest_of(sequences), len(captured), scales.block, out_dtype, *numbers
@@ -122,7 +125,8 @@ def _check_options(options: Options, tensors: Sequence[Any]) -> None:
         raise ArgumentError("attention of 8-bit q, k and v has no gradients; call it under torch.no_grad()")
 
 
-def _out_dtype(dtype: Any) -> Any:
+def out_dtype_of(dtype: Any) -> Any:
+    """The dtype of what 8-bit queries get; an ArgumentError for others than two."""
     if dtype is None:
         return torch.bfloat16
     if dtype is not torch.bfloat16 and dtype is not torch.float16:

@@ -79,7 +79,8 @@ def attention(
     q, k and v may be ``torch.float8_e4m3fn``, without gradients. Their elements are multiplied by ``q_scale``,
     ``k_scale`` and ``v_scale``: numbers, or float32 tensors of shape (), (1,), (heads,) or (B, heads). With
     ``scale_block`` 64 or 128, so many rows share a scale, and shapes are (B, heads, ceil(length / scale_block)).
-    ``out_dtype`` is torch.bfloat16 (the default) or torch.float16.
+    ``out_dtype`` is torch.bfloat16 (the default) or torch.float16. With a cache in float8, ``q_scale`` may also have a
+    number for each head of keys, and the other scales are those of the cache.
     """
     if cache is not None:
         check_cached(cache, dropout_p, sequences)
@@ -114,7 +115,7 @@ def attention(
     if cache is None:
         out, lse = attend(q, k, v, program, captured, options, scales=inputs)
     else:
-        scales = Scales(cache.k_scale, cache.v_scale, page_scales)
+        scales = Scales(cache.k_scale, cache.v_scale, page_scales, inputs.q, inputs.out_dtype)
         out, lse = attend_cached(q, k, v, cache, program, captured, scale, scales, qv)
     if layout == "bhsd":
         out = out.transpose(-3, -2)

@@ -70,10 +70,18 @@ def forward_kernel(
 
 
 def cached_kernel_for(
-    q: Any, v_cache: Any, program: Program, cache: CacheKind, *, page_scales: bool = False, has_qv: bool = False
+    q: Any,
+    v_cache: Any,
+    program: Program,
+    cache: CacheKind,
+    *,
+    page_scales: bool = False,
+    has_qv: bool = False,
+    out_dtype: Any = None,
 ) -> Kernel:
     """The kernel for queries that attend to a cache, on their device."""
     dims, more = (q.shape[-1], v_cache.shape[-1]), {"page_scales": page_scales, "has_qv": has_qv}
+    more["out_dtype"] = out_dtype
     return cached_kernel(*dims, q.dtype, program, cache, q.get_device(), v_cache.dtype, **more)
 
 
@@ -107,17 +115,21 @@ def cached_kernel(
     *,
     page_scales: bool = False,
     has_qv: bool = False,
+    out_dtype: Any = None,
 ) -> Kernel:
     """The kernel for a cache that is still to come. One that is not in 8 bits has q's dtype.
 
-    Values that only calls with ``qv`` take have such a kernel in any case.
+    ``out_dtype`` is for 8-bit queries. Values that only calls with ``qv`` take have such a kernel in any case.
     """
     has_qv = has_qv or head_dim_v > MAX_HEAD_DIM
+    if dtype is EIGHT_BIT_INPUTS:
+        cache_dtype, out_dtype = cache_dtype or dtype, out_dtype or torch.bfloat16
     of_keys = None if cache_dtype is None else EIGHT_BITS.get(cache_dtype)
-    key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, has_qv, device)
+    key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, has_qv, out_dtype, device)
     kernel = _kernels.get(key)
     if kernel is None:
         of_cache: dict[str, Any] = {"cache": cache, "cache_dtype": of_keys, "page_scales": page_scales, "qv": has_qv}
+        of_cache["out_dtype"] = None if out_dtype is None else dtype_name(str(out_dtype))
         spec = _spec(head_dim, head_dim_v, dtype, program.rule, direction="forward", **of_cache)
         kernel = _kernels.keep(key, _build_on(device, spec))
     return kernel
@@ -192,7 +204,7 @@ def _build(
 
 
 def _spec(head_dim: int, head_dim_v: int, dtype: torch.dtype, rule: Limits | str, **fields: Any) -> AttentionSpec:
-    if dtype not in _DTYPES:
+    if dtype not in _DTYPES and dtype is not EIGHT_BIT_INPUTS:
         raise ArgumentError(
             f"q is {dtype}; convert it: attention computes in float16, bfloat16, float32 and float8_e4m3fn"
         )

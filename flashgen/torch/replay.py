@@ -163,7 +163,7 @@ def _is_constant(option: Any) -> bool:
     """Whether an option stays what it is; a number in a tensor may change."""
     if isinstance(option, tuple):
         return all(map(_is_constant, option))
-    return option is None or isinstance(option, (str, Number))
+    return option is None or isinstance(option, (str, Number, torch.dtype))
 
 
 def _to_front(place: Any, replay: _Replay, replays: tuple[_Replay, ...]) -> None:

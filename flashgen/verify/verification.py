@@ -94,6 +94,7 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
     if expected.filling is not None:
         more["cache"] = expected.filling.cache(x.k.shape[2])
         more |= {} if x.qv is None else {"qv": x.qv}
+        more |= scales
         filled = enumerate(zip((x.k, x.v), layouts[1:3], strict=True))
         caches = [expected.filling.fill(a, layout, which) for which, (a, layout) in filled]
         return expected.judge(run(x.q, *caches, None, expected.scale, **more))

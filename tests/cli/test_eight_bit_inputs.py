@@ -26,6 +26,14 @@ def test_its_cases_have_scales_and_are_right(flashgen: Any, machine: list[Any]) 
     assert json.loads(result.out)["ok"] is True
 
 
+def test_with_a_cache_it_is_built_for_gpus_without_8_bit_products_too(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", *WORDS, "--decode", "--causal", "--arch", "sm_80", "--json")
+    assert result.code == 0, result.err
+    made = json.loads(result.out)
+    assert made["kernels"][0]["name"] == "decode_d64_e4m3_causal_pages_e4m3_sm80"
+    assert flashgen("check", *WORDS, "--decode", "--arch", "sm_90a", "--cases", "6").code == 0
+
+
 def test_it_is_explained_for_the_first_gpu_that_has_it(flashgen: Any, machine: list[Any]) -> None:
     found = flashgen("explain", *WORDS, "--len-q", "256")
     assert (found.code, found.err) == (0, "")
@@ -43,7 +51,7 @@ def test_its_source_multiplies_8_bit_numbers(flashgen: Any, machine: list[Any]) 
         (("--scale-block", "32"), "--scale-block 32 is not supported; use 64 or 128"),
         (("--out-dtype", "fp32"), "--out-dtype fp32 is unknown; use 'bf16' or 'fp16'"),
         (("--dropout",), "--dropout and --dtype e4m3 do not go together"),
-        (("--cache", "paged"), "--cache paged needs queries of 16 or 32 bits"),
+        (("--cache", "paged", "--scale-block", "64"), "--scale-block 64 and --cache paged do not go together"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_a_sentence(flashgen: Any, words: tuple[str, ...], message: str) -> None:

@@ -39,11 +39,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "page_scales": True,
     },
     "e5m2": {"mask": fg.window(1000, 0), "cache": "contiguous", "cache_dtype": "e5m2"},
+    "e4m3, also of queries": {"mask": fg.causal(), "score": fg.softcap(30.0), "cache": "paged", "dtype": "e4m3"},
 }
 CASES = [(arch, *dims, name) for arch in ARCHS for dims in DIMS for name in FEATURES]
 
 
-@pytest.mark.parametrize(("arch", "dim", "dim_v", "name"), some(CASES, *CASES[::8]))
+@pytest.mark.parametrize(("arch", "dim", "dim_v", "name"), some(CASES, *CASES[::9]))
 def test_nothing_spills(arch: str, dim: int, dim_v: int, name: str) -> None:
     spec = fg.AttentionSpec(dim, head_dim_v=dim_v, direction="forward", **FEATURES[name])
     kernel = plan(spec, None, arch).kernel("decode")

@@ -15,7 +15,7 @@ from flashgen import oracle
 from flashgen.verify import Mode
 from tests.drawn import LEVEL, some
 from tests.kernels import test_decode
-from tests.kernels.test_decode import MASKS, NAME, SCORES, Call, a_call, calls, of_one, rows_of
+from tests.kernels.test_decode import HEADS, MASKS, NAME, SCORES, Call, a_call, calls, of_one, rows_of
 from tests.kernels.test_forward_sm90 import launches
 
 pytestmark = pytest.mark.in_turns(6)
@@ -81,6 +81,23 @@ def arrays_of(spec: fg.AttentionSpec, call: Call, per: str = "head") -> tuple[An
     return q, replace(cache, **scales), held
 
 
+def query_scale_of(spec: fg.AttentionSpec, call: Call) -> Any:
+    """A scale of 8-bit queries, of every kind in turn; None for other queries."""
+    if spec.dtype != "e4m3":
+        return None
+    batch, random = len(call.seqlens), np.random.default_rng([call.seed, *b"queries"])
+    shapes = ((), (1,), (HEADS,), (call.heads_kv,), (batch, HEADS), (batch, call.heads_kv), "number", None)
+    shape = shapes[call.seed % len(shapes)]
+    if shape is None:
+        return None
+    scale = np.exp(random.uniform(-1, 1, () if shape == "number" else shape)).astype(np.float32)
+    return float(scale) if shape == "number" else np.asarray(scale)
+
+
+def own_query_scale(scale: Any, b: int) -> Any:
+    return scale[b : b + 1] if np.ndim(scale) == 2 else scale
+
+
 def of_sequence(cache: fg.KVCache, b: int, per: str) -> fg.KVCache:
     own = of_one(cache, b)
     if per != "sequence":
@@ -103,13 +120,16 @@ def largest_value(spec: fg.AttentionSpec, v: Any, cache: fg.KVCache) -> float:
 def check(kernel: fg.Kernel, spec: fg.AttentionSpec, scaled: Scaled) -> None:
     call, per = scaled.call, scaled.per
     q, cache, x = arrays_of(spec, call, per)
+    q_scale = query_scale_of(spec, call)
     with launches(kernel, call.mode, "decode") as done:
-        o, lse = kernel(q, x["k"], x["v"], cache=cache)
+        o, lse = kernel(q, x["k"], x["v"], cache=cache, q_scale=q_scale)
     assert done == {NAME}
-    rounding = 2 * spec.element.epsilon
+    assert o.dtype == spec.out_element.numpy()
+    rounding = 2 * spec.out_element.epsilon
     for b in range(len(call.seqlens)):
         rows, own = rows_of(call, b), of_sequence(cache, b, per)
-        exact, exact_lse = oracle.forward_cached(spec, q[rows][None], x["k"], x["v"], own)
+        scale = own_query_scale(q_scale, b)
+        exact, exact_lse = oracle.forward_cached(spec, q[rows][None], x["k"], x["v"], own, q_scale=scale)
         most = largest_value(spec, x["v"], own)
         np.testing.assert_allclose(o[rows].astype(np.float64), exact[0], atol=1e-3 * most, rtol=rounding)
         np.testing.assert_allclose(lse[:, rows] if call.is_packed else lse[b], exact_lse[0], rtol=1e-5, atol=1e-4)
@@ -119,6 +139,7 @@ DRAWN = [
     ("paged", "causal", "none", 128, 128, "sm_80", "bf16", "e4m3", False),
     ("contiguous", "window", "cap", 64, 64, "sm_90a", "fp16", "e5m2", False),
     ("paged", "tree", "sink", 80, 80, "sm_90a", "bf16", "e4m3", True),
+    ("paged", "causal", "cap and sink", 128, 128, "sm_90a", "e4m3", "e4m3", False),
 ]
 ALL = [
     ("paged", "full", "alibi", 96, 96, "sm_80", "bf16", "e5m2", True),
@@ -130,6 +151,11 @@ ALL = [
     ("paged", "by head", "cap", 72, 40, "sm_80", "bf16", "e4m3", False),
     ("contiguous", "tree", "none", 20, 36, "sm_80", "fp16", "e5m2", False),
     ("paged", "causal", "none", 224, 224, "sm_80", "bf16", "e4m3", True),
+    ("contiguous", "window", "none", 256, 256, "sm_80", "e4m3", "e4m3", False),
+    ("paged", "full", "alibi", 96, 96, "sm_90a", "e4m3", "e4m3", True),
+    ("paged", "holes", "none", 192, 192, "sm_90a", "e4m3", "e4m3", False),
+    ("contiguous", "by head", "cap", 72, 40, "sm_80", "e4m3", "e5m2", False),
+    ("paged", "chunks", "sink", 20, 36, "sm_120", "e4m3", "e4m3", True),
 ]
 
 
@@ -184,6 +210,62 @@ def test_every_code_of_a_key_reaches_the_logit_exactly(dtype: str, arch: str) ->
     cache = fg.KVCache(k_scale=np.array([0.25], np.float32))
     _, lse = kernel(q, as_codes(dtype, codes), as_codes(dtype, codes), cache=cache, scale=1.0)
     np.testing.assert_allclose(lse.ravel(), values[codes].ravel() * 0.25, rtol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_every_code_of_a_query_reaches_the_logit_exactly(dim: int, arch: str) -> None:
+    spec = spec_of(dim, dtype="e4m3", cache="contiguous", mask=fg.full())
+    values = oracle.values_of("e4m3")
+    codes = np.where(np.isfinite(values), np.arange(256), 0)
+    # Row i has element i of a head alone, and there one of the codes.
+    q = np.zeros((256 // dim, dim, 1, dim), np.uint8)
+    for i, code in enumerate(codes):
+        q[i // dim, i % dim, 0, i % dim] = code
+    k = as_codes("e4m3", oracle.quantized("e4m3", np.ones((256 // dim, 1, 1, dim))))
+    scale = np.float32(0.75)
+    _, lse = kernel_of(spec, arch)(as_codes("e4m3", q), k, k, cache=fg.KVCache(), scale=1.0, q_scale=np.array(scale))
+    np.testing.assert_allclose(lse.ravel(), values[codes] * 0.75, rtol=1e-6)
+
+
+def test_a_nan_in_an_8_bit_query_reaches_its_row_alone() -> None:
+    spec, call = spec_of(dtype="e4m3"), a_call(queries=(3, 3, 3))
+    kernel = kernel_of(spec)
+    q, cache, x = arrays_of(spec, call)
+    expected, _ = kernel(q, x["k"], x["v"], cache=cache)
+    q.view(np.uint8)[2, 1, 5, 7] = NAN
+    o, _ = kernel(q, x["k"], x["v"], cache=cache)
+    reached = np.zeros(o.shape[:3], bool)
+    reached[2, 1, 5] = True
+    assert np.array_equal(o[~reached], expected[~reached])
+    assert np.isnan(o[reached].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_appended_8_bit_keys_have_the_scale_of_the_cache(dtype: str, is_turned: bool) -> None:
+    spec = spec_of(dtype="e4m3", cache_dtype=dtype)
+    kernel, random = kernel_of(spec), np.random.default_rng(9)
+    kernel.target.options = Mode(race=True).options  # type: ignore[attr-defined]
+    _, where, x = arrays_of(spec, a_call(seqlens=(40, 40, 40), page_size=7))
+    held = replace(where, seqlens=np.array((20, 0, 33), np.int32), leftpad=None)
+    # Every code of e4m3 is among them.
+    new_k, new_v = (as_codes("e4m3", random.permutation(np.arange(3 * 5 * 2 * 32) % 256)) for _ in "kv")
+    new_k, new_v = (new.reshape(3, 5, 2, 32) for new in (new_k, new_v))
+    before = {name: codes.copy() for name, codes in x.items()}
+    rows, rotary = new_k, None
+    if is_turned:
+        angles = random.uniform(0, 7, (64, 8))
+        tables = (np.cos(angles).astype(new_k.dtype), np.sin(angles).astype(new_k.dtype))
+        rotary = fg.Rotary(*tables, interleaved=False)
+        with np.errstate(invalid="ignore"):
+            turned = oracle.turned(new_k, held, rotary).astype(np.float32)
+        rows = as_codes("e4m3", oracle.quantized("e4m3", turned))
+    kernel.append(x["k"], x["v"], new_k, new_v, cache=held, rotary=rotary)
+    for name, new, scale in (("k", rows, held.k_scale), ("v", new_v, held.v_scale)):
+        exact = oracle.appended(before[name], new, held, scale=scale)
+        found, wanted = (oracle.values_of(dtype)[codes.view(np.uint8)] for codes in (x[name], exact))
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("dim", [32, 224])
@@ -372,6 +454,26 @@ def complaint(name: str) -> tuple[Any, str]:
             attend(rows, as_codes("e4m3", np.zeros((2, 8, 2, 34)))[..., :32]),
             "needs rows aligned to 4 bytes, and access_bytes=2",
         ),
+        "scales of keys in the call": (
+            lambda: kernel_of(spec_of(dtype="e4m3", cache="contiguous"))(
+                k[:, :1], k, k, cache=fg.KVCache(ints), k_scale=floats(2)
+            ),
+            r"k_scale is a scale of the cache; pass cache=flashgen.KVCache\(k_scale=...\)",
+        ),
+        "three scales of queries": (
+            lambda: kernel_of(spec_of(dtype="e4m3", cache="contiguous"))(
+                k[:, :1], k, k, cache=fg.KVCache(ints), q_scale=floats(3)
+            ),
+            r"q_scale is fp32 of shape \(3,\); pass float32 of one of the shapes \(\), \(1,\), \(2,\), \(2, 2\)",
+        ),
+        "scales of 16-bit queries": (
+            lambda: kernel_of(rows)(q, k, k, cache=fg.KVCache(ints), q_scale=floats(1)),
+            "q_scale, k_scale and v_scale are for kernels built with dtype='e4m3'",
+        ),
+        "16-bit new keys beside 8-bit queries": (
+            lambda: kernel_of(spec_of(dtype="e4m3", cache="contiguous")).append(k, k, q, q, cache=fg.KVCache(ints)),
+            "k is fp16, but this kernel was built for e4m3; convert it",
+        ),
         "new keys of 8 bits": (
             lambda: kernel_of(rows).append(k, k, k, k, cache=fg.KVCache(ints)),
             "k is e4m3, but this kernel was built for fp16",
@@ -391,6 +493,8 @@ def complaint(name: str) -> tuple[Any, str]:
     [
         *("16-bit keys", "e5m2 keys", "three scales", "16-bit scales", "a number", "no scales of pages"),
         *("scales of heads", "scales of a 16-bit cache", "misaligned", "new keys of 8 bits", "new scales"),
+        *("scales of keys in the call", "three scales of queries", "scales of 16-bit queries"),
+        "16-bit new keys beside 8-bit queries",
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(name: str) -> None:

@@ -78,11 +78,11 @@ def test_other_specs_have_no_decode_kernel(fields: Any, schedule: Any, arch: str
 
 @pytest.mark.parametrize("arch", [name for name in ARCHS if name != "sm_75"])
 @pytest.mark.parametrize(("dim", "dim_v"), DIMS)
-@pytest.mark.parametrize("page_scales", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"page_scales": True}, {"dtype": "e4m3"}], ids=str)
 def test_an_8_bit_cache_has_one_kernel_with_as_many_bytes_under_way(
-    dim: int, dim_v: int, arch: str, page_scales: bool
+    dim: int, dim_v: int, arch: str, fields: Any
 ) -> None:
-    made = plan(spec(dim, dim_v, cache_dtype="e4m3", page_scales=page_scales), None, arch)
+    made = plan(spec(dim, dim_v, cache_dtype="e4m3", **fields), None, arch)
     assert [kernel.role for kernel in made.kernels] == ["decode", "append", "clear_gaps"]
     assert made.forward is made.kernel("decode")
     row, tiles, smem = get_arch(arch), tiles_of(made.spec, get_arch(arch)), made.forward.smem

@@ -97,7 +97,7 @@ def test_a_cache_is_for_forward_passes_alone():
         ({"cache_dtype": "e4m3", "cache": None}, "cache_dtype='e4m3' is the dtype of a cache; add cache='paged'"),
         (
             {"cache_dtype": "e4m3", "dtype": "fp32"},
-            "cache_dtype='e4m3' needs 16-bit queries; use dtype='bf16' or 'fp16'",
+            "cache_dtype='e4m3' needs queries of 16 or 8 bits; use dtype='bf16', 'fp16' or 'e4m3'",
         ),
         ({"cache_dtype": "e4m3", "head_dim_v": 30}, "head_dim_v=30 and cache_dtype='e4m3' need a multiple of 4"),
         (
@@ -155,7 +155,12 @@ def test_scores_of_values_that_are_keys_have_the_columns_of_both():
     [
         ({"direction": "both"}, "dtype='e4m3' has no backward pass; use direction='forward'"),
         ({"dropout": True}, "dropout=True and dtype='e4m3' do not go together; leave one of them out"),
-        ({"cache": "paged"}, "cache='paged' needs queries of 16 or 32 bits, and dtype='e4m3'; use dtype='bf16' with"),
+        (
+            {"cache": "paged", "scale_block": 64},
+            "scale_block=64 and cache='paged' do not go together; leave scale_block out, and give each page a scale",
+        ),
+        ({"cache": "paged", "head_dim": 30}, "head_dim=30 and cache_dtype='e4m3' need a multiple of 4; pad the heads"),
+        ({"cache": "paged", "qv": True}, "dtype='e4m3' and qv=True do not go together; use dtype='bf16' or 'fp16'"),
         ({"head_dim_v": 40}, "head_dim_v=40 and dtype='e4m3' need a multiple of 16; pad the heads"),
         ({"out_dtype": "fp32"}, "out_dtype='fp32' is unknown; use 'bf16' or 'fp16'"),
         ({"scale_block": 32}, "scale_block=32 is not supported; use 64 or 128, or None for scales of whole heads"),
@@ -167,7 +172,7 @@ def test_scores_of_values_that_are_keys_have_the_columns_of_both():
 )
 def test_8_bit_inputs_that_cannot_be_are_refused(fields, words):
     with pytest.raises(SpecError, match=words):
-        AttentionSpec(64, **{"dtype": "e4m3", "direction": "forward", **fields})
+        AttentionSpec(**{"head_dim": 64, "dtype": "e4m3", "direction": "forward", **fields})
 
 
 def test_8_bit_inputs_are_described():
@@ -175,6 +180,9 @@ def test_8_bit_inputs_are_described():
     assert (spec.dtype, spec.out_dtype, spec.out_element.name) == ("e4m3", "bf16", "bf16")
     assert spec.describe() == "head_dim 64, e4m3 to bf16, full, forward only, a scale for each 128 rows"
     assert spec == AttentionSpec(64, dtype="e4m3", direction="forward", scale_block=128, out_dtype="bfloat16")
+    cached = AttentionSpec(36, dtype="e4m3", direction="forward", cache="paged")
+    assert cached.describe() == "head_dim 36, e4m3 to bf16, full, forward only, paged cache of e4m3"
+    assert (spec.multiplies_eight_bits, cached.multiplies_eight_bits) == (True, False)
 
 
 def test_anything_else_is_a_spec_or_a_spec_error():

@@ -50,6 +50,7 @@ specs = (
         st.integers(1, 64).map(lambda n: 4 * n),
         direction=st.just("forward"),
         cache=st.just("paged"),
+        dtype=st.sampled_from(["bf16", "e4m3"]),
         cache_dtype=st.sampled_from(["e4m3", "e5m2"]),
         page_scales=st.booleans(),
     )

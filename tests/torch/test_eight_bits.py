@@ -173,7 +173,17 @@ def test_flop_counter_and_opcheck_see_one_operator(emulated: Any) -> None:
         ({"scale_block": 64, "k_scale": torch.ones(2, 2)}, r"k_scale is fp32 of shape \(2, 2\); pass .*\(2, 2, 1\)"),
         ({"out_dtype": torch.float32}, "out_dtype=torch.float32 is not supported"),
         ({"dropout_p": 0.5}, "dropout_p=0.5 does not go with 8-bit q, k and v"),
-        ({"cache": fg.KVCache()}, "which does not go with cache"),
+        (
+            {"cache": fg.KVCache(), "k_scale": 0.5},
+            r"k_scale=0.5 does not go with cache; pass cache=flashgen.KVCache\(k_",
+        ),
+        (
+            {"cache": fg.KVCache(), "scale_block": 64},
+            "scale_block=64 does not go with cache; each page may have a scale",
+        ),
+        ({"cache": fg.KVCache(), "q_scale": -1.0}, "q_scale=-1.0 must be an array or a finite number above 0"),
+        ({"cache": fg.KVCache(), "q_scale": "half"}, "q_scale='half' is not a number"),
+        ({"cache": fg.KVCache(), "out_dtype": torch.float32}, "out_dtype=torch.float32 is not supported"),
     ],
 )
 def test_what_does_not_go_with_float8_is_refused(emulated: Any, change: Any, words: str) -> None:

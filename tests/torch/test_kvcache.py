@@ -35,7 +35,7 @@ def test_the_signatures_are_flash_attns() -> None:
         *("cache_leftpad", "block_table", "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved"),
         *("alibi_slopes", "num_splits", "return_softmax_lse"),
         # flashgen's own.
-        *("batch_invariant", "k_descale", "v_descale", "page_scales"),
+        *("batch_invariant", "q_descale", "k_descale", "v_descale", "page_scales"),
     ]
     defaults = {n: p.default for n, p in inspect.signature(fa2).parameters.items()}
     assert (defaults["window_size"], defaults["rotary_interleaved"], defaults["num_splits"]) == ((-1, -1), True, 0)
@@ -126,7 +126,8 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
         (fa2, {"k": torch.ones(2, 3, 16)}, "k has shape .* must have 4 dimensions"),
         (fa3, {"qv": 1}, "qv is a int; pass a torch.Tensor"),
         (fa3, {"cu_seqlens_q": torch.ones(3)}, "q has shape .* must have 3 dimensions"),
-        (fa3, {"q_descale": 1}, "q_descale is not supported"),
+        (fa3, {"q_descale": 1}, "q_descale is a int; pass a torch.Tensor"),
+        (fa3, {"q_descale": torch.ones(1)}, r"q_descale is for q of torch\.float8_e4m3fn, and q is torch\.float16"),
         (fa3, {"v_descale": 1}, "v_descale is a int; pass a torch.Tensor"),
         (fa2, {"k_descale": torch.ones(1)}, "k_descale is for caches in float8, and k_cache is torch.float16"),
         (fa2, {"page_scales": 1}, "page_scales=1 is not a bool"),

@@ -194,7 +194,10 @@ def test_compiled_in_one_graph(emulated: Any) -> None:
         ({"v_descale": torch.ones(2).half()}, r"cache\.v_scale is fp16 of shape \(2,\)"),
         ({"page_scales": True}, r"page_scales=True"),
         ({"k": torch.zeros(2, 3, 2, 16).to(torch.float8_e4m3fn)}, "k is e4m3, but this kernel was built for fp16"),
-        ({"q": torch.zeros(2, 3, 4, 16)}, "cache_dtype='e4m3' needs 16-bit queries"),
+        (
+            {"q": torch.zeros(2, 3, 4, 16)},
+            "cache_dtype='e4m3' needs queries of 16 or 8 bits; use dtype='bf16', 'fp16' or 'e4m3'",
+        ),
         (
             {"v_cache": torch.zeros(3, 40, 2, 16).to(torch.float8_e5m2)},
             "v_cache is torch.float8_e5m2; they must be equal",

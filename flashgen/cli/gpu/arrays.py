@@ -19,4 +19,4 @@ def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...], spec: Attenti
         return asked
     if gpus:
         return (arch_for_capability(gpus[0].capability),)
-    return tuple(get_arch(name) for name in (EIGHT_BIT_ARCHS if spec.element.is_eight_bit else DEFAULT_ARCHS))
+    return tuple(get_arch(name) for name in (EIGHT_BIT_ARCHS if spec.multiplies_eight_bits else DEFAULT_ARCHS))

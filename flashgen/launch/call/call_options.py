@@ -88,7 +88,7 @@ class SideArguments:
                 "q_scale, k_scale and v_scale are for kernels built with dtype='e4m3'; leave them out, or build one"
             )
         if self._spec.cache or cache is not None:
-            return self._cached(cache)
+            return self._cached(cache, scales)
         names: tuple[str, ...] = ()
         arrays: tuple[Any, ...] = ()
         numbers: tuple[int, ...] = ()
@@ -120,20 +120,23 @@ class SideArguments:
             side = self._remembered(key, Side(names, values, longest, factor=1.0 if factors is None else factors[0]))
         return side, arrays, numbers
 
-    def _cached(self, cache: KVCache | None) -> Brought:
+    def _cached(self, cache: KVCache | None, scales: Scales) -> Brought:
         if not self._spec.cache:
             raise ArgumentError(
                 "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
             )
         names, arrays = self._cache_arrays.of(cache)
         assert cache is not None, "None is no cache"
-        key = names, cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant
+        factor = 1.0
+        if scales is not NO_SCALES:
+            of_queries = GivenScales.of_queries(scales)
+            names, arrays, factor = names + of_queries.names, arrays + of_queries.arrays, of_queries.factors[0]
+        key = names, cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, factor
         side = self._sides.get(key)
         if side is None:
             values = (("appended", cache.appended),)
-            side = self._remembered(
-                key, Side(names, values, (cache.max_seqlen_q, 0), cache.num_splits, cache.batch_invariant)
-            )
+            how = cache.num_splits, cache.batch_invariant, factor
+            side = self._remembered(key, Side(names, values, (cache.max_seqlen_q, 0), *how))
         return side, arrays, ()
 
     def _remembered(self, key: Hashable, side: Side) -> Side:
@@ -166,7 +169,7 @@ class SideArguments:
         """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""
         if self._spec.cache:
             batch = check_cache(infos, q, k)
-            check_scales(self._spec, infos, batch, k)
+            check_scales(self._spec, infos, batch, k, q)
             return batch
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)

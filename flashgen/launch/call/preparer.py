@@ -342,7 +342,8 @@ class Preparer:
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
         if spec.cache:
-            values |= cached_values(spec, rows, given.beside, given.of(request.pass_, "k"), problem.splits)
+            q, k = (given.of(request.pass_, name) for name in "qk")
+            values |= cached_values(spec, rows, given.beside, q, k, problem.splits)
         if self._captures is not None:
             self._captures.check(given.captured, given.of(request.pass_, "q"), problem)
             values |= self._captures.values(given.captured)

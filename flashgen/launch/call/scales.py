@@ -43,6 +43,14 @@ class GivenScales:
             )
         return cls(tuple(arrays), tuple(arrays.values()), (q * k, v))
 
+    @classmethod
+    def of_queries(cls, scales: Scales) -> GivenScales:
+        """Those of a call with a cache, which has the other ones."""
+        for name, x in zip(INPUT_SCALES[1:], scales[1:], strict=True):
+            if x is not None:
+                raise ArgumentError(f"{name} is a scale of the cache; pass cache=flashgen.KVCache({name}=...)")
+        return cls.of(scales)
+
     @property
     def values(self) -> tuple[tuple[str, float], ...]:
         """Parameters by name."""
@@ -62,7 +70,7 @@ def check_input_scales(
 
 def input_scale_values(spec: AttentionSpec, arrays: Sequence[ArrayInfo]) -> dict[str | None, Value]:
     """The strides between the scales of sequences and of heads. Those that share a scale are 0 apart."""
-    if not spec.element.is_eight_bit:
+    if not spec.multiplies_eight_bits:
         return {}
     values: dict[str | None, Value] = {f"{name}_{axis}": 0 for name in INPUT_SCALES for axis in ("batch", "head")}
     for a in arrays:

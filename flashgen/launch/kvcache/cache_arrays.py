@@ -9,7 +9,7 @@ from typing import Any
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo
-from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, SCALES, cache_arrays
+from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, Q_SCALE, SCALES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -85,7 +85,7 @@ def is_packed(names: Iterable[str]) -> bool:
 
 
 def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
-    arrays = [a for a in arrays if a.name not in SCALES]
+    arrays = [a for a in arrays if a.name not in (*SCALES, Q_SCALE)]
     has_rows = any(a.name == "cache_batch_idx" for a in arrays)
     table = next((a for a in arrays if a.name == "block_table"), None)
     for a in arrays:

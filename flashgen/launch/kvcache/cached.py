@@ -10,7 +10,7 @@ from flashgen.launch.call.packed import band_values
 from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Output, make_steps
 from flashgen.launch.kvcache.cache_arrays import capacity, is_packed
-from flashgen.launch.kvcache.scales import scale_values
+from flashgen.launch.kvcache.scales import query_scale_values, scale_values
 from flashgen.launch.target import Ready, Step
 from flashgen.plan.model.plans import Problem, Role
 from flashgen.spec import AttentionSpec
@@ -26,7 +26,7 @@ def cached_problem(rows: Problem, sequences: int, longest: int, arrays: Sequence
 
 
 def cached_values(
-    spec: AttentionSpec, rows: Problem, arrays: Sequence[ArrayInfo], k: ArrayInfo, splits: int
+    spec: AttentionSpec, rows: Problem, arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo, splits: int
 ) -> dict[str | None, Value]:
     """The parameters that only calls with a cache have, except addresses; ``rows`` are those of the results."""
     table_row = next((a.strides[0] for a in arrays if a.name == "block_table"), 0)
@@ -36,6 +36,7 @@ def cached_values(
     if is_packed(a.name for a in arrays):
         # The results are a batch of one, with the rows of all sequences.
         values |= {"lse_batch": 0, "o_batch": 0, "total_q": rows.len_q, "total_kv": 0}
+    values |= query_scale_values(spec, arrays, q, k)
     return values | band_values(spec.mask) | scale_values(spec, arrays)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import DECODE, scale_params
+from flashgen.plan.cache import DECODE, query_scale_params, scale_params
 from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
 from flashgen.plan.decode.tiles import holds_queries, padded_dims, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
@@ -17,6 +17,11 @@ from flashgen.spec import AttentionSpec, Schedule
 
 #: Counters of a launch: one for each block whose last item others share.
 COUNTERS = 1024
+#: What becomes of the rows of Q beside an 8-bit cache, by their dtype.
+_QUERY_REASONS = {
+    "bf16": ", and each row of Q becomes fp16 times a power of two",
+    "e4m3": ", and so does Q, whose scales are factors of the scores",
+}
 
 
 def can_decode(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
@@ -99,15 +104,20 @@ def _eight_bit_reasons(spec: AttentionSpec) -> tuple[str, ...]:
         return ()
     return (
         f"{spec.cache_dtype} keys and values become fp16 on their way to tensor cores, which is exact"
-        + (", and each row of Q becomes fp16 times a power of two" if spec.dtype == "bf16" else ""),
+        + _QUERY_REASONS.get(spec.dtype, ""),
         "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each",
     )
 
 
 def _eight_bit_params(spec: AttentionSpec) -> ParamTable:
     """Its parameters for an 8-bit cache."""
-    params = [replace(p, declared="const cache_t*") if p.name in ("k", "v") else p for p in DECODE_FORWARD.params]
-    return ParamTable.widest_first((*params, *scale_params(spec)))
+    declared = {"k": "const cache_t*", "v": "const cache_t*"}
+    own = scale_params(spec)
+    if spec.element.is_eight_bit:
+        declared["o"] = "out_t*"
+        own += query_scale_params()
+    params = [replace(p, declared=declared.get(p.name, p.declared)) for p in DECODE_FORWARD.params]
+    return ParamTable.widest_first((*params, *own))
 
 
 def varies_by_head(spec: AttentionSpec) -> bool:

@@ -29,6 +29,8 @@ _FEW_REGISTERS = 64
 #: The same for an 8-bit cache. Its steps have half the bytes, so more warps must hide their latency.
 _FEW_REGISTERS_EIGHT_BITS = 96
 _RESULT_BYTES = 4
+#: Of an element of Q where tensor cores read it.
+_OPERAND_BYTES = 2
 #: Per row of a tile: a reference maximum and a sum, of a warp and of the block.
 _ROW_BYTES = 16
 #: The scheduler's state.
@@ -111,7 +113,7 @@ def _held_registers(spec: AttentionSpec) -> int:
 
 
 def _query_bytes(spec: AttentionSpec, warps: int) -> int:
-    return 0 if holds_queries(spec) else warps * ROWS * padded_dims(spec)[0] * spec.element.bytes
+    return 0 if holds_queries(spec) else warps * ROWS * padded_dims(spec)[0] * _OPERAND_BYTES
 
 
 def _scale_bytes(spec: AttentionSpec, warps: int) -> int:

@@ -43,14 +43,14 @@ def call_eight_bit_operator(
     if sequences is not None:
         places = *arrays_of(sequences), sequences.max_seqlen_q, sequences.max_seqlen_k
     result: tuple[Any, Any] = torch.ops.flashgen.eight_bit_forward(
-        *(q, k, v, *(_tensor(x, q) for x in scales[:3]), list(captured), compiled.text_of(program)),
+        *(q, k, v, *(scale_tensor(x, q) for x in scales[:3]), list(captured), compiled.text_of(program)),
         *(scales.out_dtype, scale, scales.block, *places),
     )
     return result
 
 
-def _tensor(scale: Any, q: Any) -> Any:
-    """A scale as the operator takes it."""
+def scale_tensor(scale: Any, q: Any) -> Any:
+    """A scale as operators take it."""
     if scale is None or isinstance(scale, torch.Tensor):
         return scale
     return torch.full((), scale, dtype=torch.float32, device=q.device)

@@ -16,10 +16,12 @@ from torch.utils.flop_counter import register_flop_formula
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.call.batched_launch import Part, run
+from flashgen.launch.call.scales import NO_SCALES as NO_INPUT_SCALES
 from flashgen.spec import KVCache, Rotary
 from flashgen.spec.attention import CacheKind
-from flashgen.torch.kernels import cached_kernel_for
-from flashgen.torch.operators.library import forward_shapes, implement, library
+from flashgen.torch.kernels import EIGHT_BIT_INPUTS, cached_kernel_for
+from flashgen.torch.operators.eight_bits import scale_tensor
+from flashgen.torch.operators.library import arguments_by_name, forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.program import Program, check_tensors, program_named
 from flashgen.torch.replay import RESULTS, CallKey, remember, replayed
@@ -41,7 +43,8 @@ library.define(
 library.define(
     "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
     f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0, "
-    f"bool batch_invariant=False, {_SCALES}, Tensor? qv=None) -> (Tensor, Tensor)"
+    f"bool batch_invariant=False, {_SCALES}, Tensor? qv=None, Tensor? q_scale=None, ScalarType? out_dtype=None) "
+    "-> (Tensor, Tensor)"
 )
 
 
@@ -58,16 +61,17 @@ def attend_to_cache(
     rotary: Rotary | None = None,
     scale: float | None = None,
     starts_new: Any = None,
-    page_scales: bool = False,
+    scales: Scales = NO_SCALES,
     qv: Any = None,
     key: CallKey | None = None,
     wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given.
 
-    With ``starts_new`` k and v are packed, and those of sequence i begin there. The call is
-    remembered by ``key``; later calls return the ``wanted`` results alone.
+    With ``starts_new`` k and v are packed, and those of sequence i begin there. ``scales`` take the place of the
+    cache's. The call is remembered by ``key``; later calls return the ``wanted`` results alone.
     """
+    cache, page_scales = replace(cache, k_scale=scales.k, v_scale=scales.v), scales.of_pages
     if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
         text = text_of(program)
         q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text, page_scales)
@@ -75,23 +79,24 @@ def attend_to_cache(
     if not torch.compiler.is_compiling():
         inputs = q, k_cache, v_cache, k, v, qv, *captured
         if not (needs_dispatcher(q, k_cache, v_cache) or wants_gradients(*inputs)):
-            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale, page_scales, qv)
+            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale, scales, qv)
             if key is not None:
                 remember(key, parts, wanted)
             _, (out, lse, *_) = parts[-1]
             return out, lse
     seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
     places = seqlens, cache.batch_idx, cache.leftpad, cache.block_table
-    scales = cache.k_scale, cache.v_scale, page_scales
+    of_cache = cache.k_scale, cache.v_scale, page_scales
     text, appended = text_of(program), cache.appended
     if k is not None:
         angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
         style = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
-        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style, *scales)
+        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style, *of_cache)
         q, appended = q if rotary is None else turned, k.shape[1]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
         *(q, k_cache, v_cache, list(captured), text, *places, appended),
-        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *scales, qv),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q, cache.batch_invariant, *of_cache, qv),
+        *(scale_tensor(scales.q, q), scales.out_dtype),
     )
     return result
 
@@ -106,7 +111,7 @@ def put_into_cache(
     scales: Scales = NO_SCALES,
 ) -> None:
     """Appends k and v to a cache; a call like one before is replayed. ``scales`` take the place of the cache's."""
-    k_scale, v_scale, page_scales = scales
+    k_scale, v_scale, page_scales = scales[:3]
     places = cache.seqlens, cache.batch_idx, cache.block_table
     key: CallKey = (k, k_cache, v_cache, v, *places, k_scale, v_scale), ("append", program.rule, page_scales)
     if replayed(key) is not None:
@@ -132,16 +137,16 @@ def _attend(
     v: Any,
     rotary: Rotary | None,
     scale: float | None,
-    page_scales: bool,
+    scales: Scales,
     qv: Any,
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
-    kernel, parts = _kernel(q, v_cache, program, cache.block_table, page_scales, qv), []
+    kernel, parts = _kernel(q, v_cache, program, cache.block_table, scales.of_pages, qv, scales.out_dtype), []
     cache = _with_plain_arrays(cache, cache.appended if k is None else k.shape[1])
     if k is not None:
         parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
         q = _turned(parts[0], q)
-    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale, qv)]
+    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale, qv, scales.q)]
 
 
 def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
@@ -181,6 +186,7 @@ def _read(
     cache: KVCache,
     scale: float | None,
     qv: Any,
+    q_scale: Any,
 ) -> Part:
     """Queries attend to what is in the cache; the results are out and lse."""
     q, given = rows_contiguous(q), None
@@ -188,13 +194,23 @@ def _read(
     if captured:
         check_tensors(program.names, tuple(captured), q.device)
         given = dict(zip(program.names, captured, strict=True))
-    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache, qv=qv)
+    scales = NO_INPUT_SCALES if q_scale is None else (q_scale, None, None)
+    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache, qv=qv, scales=scales)
     return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any, page_scales: bool, qv: Any = None) -> Kernel:
+def _kernel(
+    q: Any,
+    v_cache: Any,
+    program: Program,
+    block_table: Any,
+    page_scales: bool,
+    qv: Any = None,
+    out_dtype: Any = None,
+) -> Kernel:
     kind: CacheKind = "contiguous" if block_table is None else "paged"
-    return cached_kernel_for(q, v_cache, program, kind, page_scales=page_scales, has_qv=qv is not None)
+    more: dict[str, Any] = {"page_scales": page_scales, "has_qv": qv is not None, "out_dtype": out_dtype}
+    return cached_kernel_for(q, v_cache, program, kind, **more)
 
 
 def _plain(x: Any) -> Any:
@@ -252,13 +268,15 @@ def _forward(
     v_scale: Any = None,
     page_scales: bool = False,
     qv: Any = None,
+    q_scale: Any = None,
+    out_dtype: Any = None,
 ) -> tuple[Any, Any]:
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
     rest = None, batch_invariant, k_scale, v_scale
     cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q, *rest)
     named = program_named(program)
-    kernel = _kernel(q, v_cache, named, block_table, page_scales, qv)
-    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale, qv)
+    kernel = _kernel(q, v_cache, named, block_table, page_scales, qv, out_dtype)
+    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale, qv, q_scale)
     return out, lse
 
 
@@ -284,8 +302,13 @@ def _append_shapes(
     return q.new_empty(0 if rotary_cos is None else q.shape)
 
 
-def _forward_shapes(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    return forward_shapes(q, v_cache)
+def _forward_shapes(*given: Any, **named: Any) -> tuple[Any, Any]:
+    call = arguments_by_name("cache_forward", given, named)
+    q = call["q"]
+    out, lse = forward_shapes(q, call["v_cache"])
+    if q.dtype is EIGHT_BIT_INPUTS:
+        out = out.new_empty(out.shape, dtype=call["out_dtype"] or torch.bfloat16)
+    return out, lse
 
 
 torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=library)

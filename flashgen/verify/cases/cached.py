@@ -95,7 +95,7 @@ class Filling:
         scales = self._scales(x, which)
         held = values_of(self.dtype)[quantized(self.dtype, x, scales)] * scales
         # Scales are powers of two, and any 8-bit number times one is a 16-bit number.
-        return held.astype(x.dtype)
+        return held.astype(np.float16 if x.dtype.itemsize == 1 else x.dtype)
 
     def fill(self, x: NDArray[Any], layout: Layout = "contiguous", which: int = 0) -> NDArray[Any]:
         """The keys or values ``(B, S, H, D)`` in the cache; its rows cannot all be the same one."""

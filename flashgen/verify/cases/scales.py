@@ -22,6 +22,9 @@ def drawn_scales(spec: AttentionSpec, name: str, seed: int, batch: int, lengths:
     random = np.random.default_rng([seed, *b"scales", *name.encode()])
     kinds = [choice.choice(_SHAPES) for _ in range(3)]
     q, k, v = (_drawn(spec, random, kinds[i], batch, lengths[i > 0], heads[i > 0]) for i in range(3))
+    if spec.cache:
+        # The cache has its own scales.
+        return {"q_scale": q}
     return {"q_scale": q, "k_scale": k, "v_scale": v}
 
 

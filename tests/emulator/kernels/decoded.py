@@ -30,8 +30,9 @@ def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end
     x, cache = problem(case, data_seed)
     if case.spec.cache_dtype is not None and (wrong := appended_wrongly(kernel, case, x, cache)):
         return wrong
-    found = dict(zip(("o", "lse"), kernel(x["q"], x["k"], x["v"], cache=cache, qv=x.get("qv")), strict=True))
-    made = oracle.forward_cached(case.spec, x["q"], x["k"], x["v"], cache, qv=x.get("qv"))
+    more = {"qv": x.get("qv"), "q_scale": x.get("q_scale")}
+    found = dict(zip(("o", "lse"), kernel(x["q"], x["k"], x["v"], cache=cache, **more), strict=True))
+    made = oracle.forward_cached(case.spec, x["q"], x["k"], x["v"], cache, **more)
     exact = dict(zip(("o", "lse"), made, strict=True))
     return [
         name
@@ -94,8 +95,11 @@ def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache]:
         by_row = scale[:, None, :, None] if case.spec.page_scales else np.float32(1.0)
         values = x[name[0]].astype(np.float32)
         x[name[0]] = oracle.quantized(case.spec.cache_dtype, values, by_row).view(element)
-    # Heads have very different sizes.
-    x["q"] = (x["q"] * np.exp2(np.arange(case.heads) % 5 * -9.0)[:, None]).astype(dtype)
+    if case.spec.dtype == "e4m3":
+        x["q_scale"] = np.exp2(random.uniform(-2, 2, (batch, case.heads))).astype(np.float32)
+    else:
+        # Heads have very different sizes.
+        x["q"] = (x["q"] * np.exp2(np.arange(case.heads) % 5 * -9.0)[:, None]).astype(dtype)
     return x, replace(cache, **scales)
 
 

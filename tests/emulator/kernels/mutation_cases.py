@@ -43,6 +43,7 @@ DECODE = AttentionSpec(64, dtype="fp16", mask=causal(), direction="forward", cac
 EIGHT_BITS = AttentionSpec(64, dtype="e4m3", direction="forward")
 QUANTIZED = AttentionSpec(128, dtype="e4m3", out_dtype="fp16", scale_block=64, direction="forward")
 E4M3 = replace(DECODE, dtype="bf16", cache_dtype="e4m3")
+QUERIES_TOO = replace(E4M3, dtype="e4m3", out_dtype="fp16")
 LATENT = AttentionSpec(16, head_dim_v=64, dtype="fp16", mask=causal(), direction="forward", cache="paged", qv=True)
 LATENT_SM90 = replace(LATENT, head_dim_v=128)
 
@@ -100,6 +101,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode, many parts": (replace(DECODE, head_dim=256, head_dim_v=256), (3, 0), {"heads_kv": 1, "splits": 11}),
     "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2}),
+    "decode, 8 bits, also of queries": (QUERIES_TOO, (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, scales of pages": (replace(E4M3, page_scales=True), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, non-finite value": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     # The last token alone attends to the last value, which is NaN.

@@ -59,7 +59,9 @@ def test_latent_vectors_are_counted_once_for_64_rows(call: tuple[int, ...], arch
 
 
 @pytest.mark.parametrize("len_q", [1, 100])
-@pytest.mark.parametrize("fields", [{"cache_dtype": "e4m3"}, {"cache_dtype": "e5m2", "page_scales": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"cache_dtype": "e4m3"}, {"cache_dtype": "e5m2", "page_scales": True}, {"dtype": "e4m3"}], ids=str
+)
 def test_8_bit_keys_are_counted_as_such(len_q: int, fields: dict[str, Any]) -> None:
     spec = spec_of("paged", fg.causal(), **fields)
     found = fg.lab.count_io(spec, len_q, 500, heads=4, heads_kv=2)

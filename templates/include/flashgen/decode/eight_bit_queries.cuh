@@ -10,7 +10,7 @@ constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
 // The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
 // its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
-// to 2^-29 times the largest are still exact.
+// to 2^-29 times the largest are still exact. For queries of e4m3 see e4m3_queries.cuh.
 template <DecodeConfig cfg, class T, bool in_registers>
 struct EightBitQueries;
 
@@ -27,6 +27,11 @@ struct QueryWords {
         fragment.words[i] = *reinterpret_cast<const u32*>(rows[i % 2] + first + 2 * (i / 2));
     }
     return fragment;
+  }
+  // What the products of a row are multiplied by, where its elements become fp16 as they are.
+  template <class Params>
+  FLASHGEN_DEVICE static float scale(const Params&, const DecodeItem&, RowPlace) {
+    return 1.0f;
   }
 };
 
@@ -87,7 +92,8 @@ struct EightBitQueries<cfg, T, true> {
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
                                               u8*, i32, Thread thread) {
     const Source source = Source::of(p, item, rows);
-    EightBitQueries queries = {{}, {1.0f, 1.0f}};
+    EightBitQueries queries = {
+        {}, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     auto& fragments = queries.held.fragments[0];
 #pragma unroll
     for (i32 step = 0; step < Source::steps; ++step) fragments[step] = source.read(step, thread);
@@ -133,7 +139,8 @@ struct EightBitQueries<cfg, T, false> {
                                               u8* base, i32, Thread thread) {
     const Source source = Source::of(p, item, rows);
     Vec16* const own = reinterpret_cast<Vec16*>(base) + thread.warp * Source::steps * kWarpSize + thread.lane;
-    EightBitQueries queries = {own, {1.0f, 1.0f}};
+    EightBitQueries queries = {
+        own, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     RowScaling scaling[2] = {};
     if constexpr (kIsBfloat16<T>) {
       float largest[2] = {};
