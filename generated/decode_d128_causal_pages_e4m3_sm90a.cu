@@ -38,17 +38,17 @@
 //          1246  Results of a part of the keys.
 //          1321  What happens to products Q K^T before the softmax.
 //          1338  The results of rows.
-//          1473  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1512  From the results of warps, each with keys of its own, to those of a block.
-//          1635  Which tiles of keys a block works on.
-//          1839  What a block computes of an item.
-//          1903  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1941  Attention of few new tokens to a cache.
-//          2149  Queries for a cache of 8-bit floats.
-//          2311  Instructions, one per function: eight_bits.
-//          2346  Floats of eight bits.
-//          2373  A cache of 8-bit floats.
-//          2501  The kernel: its configuration, parameters and text.
+//          1482  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1521  From the results of warps, each with keys of its own, to those of a block.
+//          1644  Which tiles of keys a block works on.
+//          1848  What a block computes of an item.
+//          1912  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1955  Attention of few new tokens to a cache.
+//          2163  Queries for a cache of 8-bit floats.
+//          2330  Instructions, one per function: eight_bits.
+//          2365  Floats of eight bits.
+//          2392  A cache of 8-bit floats.
+//          2520  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1386,10 +1386,10 @@ struct RowResults {
           }
         }
       }
-      const Finished finished = with_sink(row, total);
+      const OutputRow to = output_row(row, block_of(0), with_sink(row, total));
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
-        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
+        if (has_block(b)) store_pair(to, block_of(b), sums[b]);
       }
     }
   }
@@ -1409,20 +1409,29 @@ struct RowResults {
     return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
-  // Writes two columns of O and, with the first ones, L.
-  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+  // A row of O in memory, and what O is multiplied by.
+  struct OutputRow {
+    T* data;
+    float factor;
+  };
+  // Where a row's results go. `n` is the first block that this thread stores. With the first columns it
+  // writes L.
+  FLASHGEN_DEVICE OutputRow output_row(i32 row, i32 n, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = CacheElement::column(n, thread);
-    if (column < cfg.head_dim_v) {
-      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
-      *reinterpret_cast<Pair<T>*>(o) =
-          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
-    }
-    if (column == 0) {
+    if (CacheElement::column(n, thread) == 0) {
       const RowTotal total = finished.total;
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+    return {p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head, finished.factor};
+  }
+  // Writes two columns of O.
+  FLASHGEN_DEVICE void store_pair(const OutputRow& to, i32 n, const FloatPair& pair) const {
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      *reinterpret_cast<Pair<T>*>(to.data + column) =
+          Pair<T>::from(pair.values[0] * to.factor, pair.values[1] * to.factor);
     }
   }
 
@@ -1598,7 +1607,7 @@ struct DecodeResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      rows.store_result(row, n, pair, rows.with_sink(row, rows.totals[row]));
+      rows.store_pair(rows.output_row(row, n, rows.with_sink(row, rows.totals[row])), n, pair);
     });
   }
 
@@ -1922,6 +1931,11 @@ struct VisitedTiles {
     return {begin, larger(begin, smaller(tiles.end, own.end))};
   }
 
+  // The queries of an item's rows.
+  FLASHGEN_DEVICE Range queries_of(const DecodeItem& item) const {
+    return {RowPlace::of(p, item, 0).q, RowPlace::of(p, item, item.rows - 1).q + 1};
+  }
+
   // A function that tells whether a tile of keys holds allowed pairs.
   FLASHGEN_DEVICE auto visited_by(const DecodeItem& item) const {
     return [this, &item](i32 tile) {
@@ -2154,7 +2168,7 @@ constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
 // The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
 // its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
-// to 2^-29 times the largest are still exact.
+// to 2^-29 times the largest are still exact. For queries of e4m3 see e4m3_queries.cuh.
 template <DecodeConfig cfg, class T, bool in_registers>
 struct EightBitQueries;
 
@@ -2172,6 +2186,9 @@ struct QueryWords {
     }
     return fragment;
   }
+  // What the products of a row are multiplied by, where its elements become fp16 as they are.
+  template <class Params>
+  FLASHGEN_DEVICE static float scale(const Params&, const DecodeItem&, RowPlace) { return 1.0f; }
 };
 
 // The factor that brings a row into the range of fp16, and its inverse for the row's products.
@@ -2231,7 +2248,8 @@ struct EightBitQueries<cfg, T, true> {
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
                                               u8*, i32, Thread thread) {
     const Source source = Source::of(p, item, rows);
-    EightBitQueries queries = {{}, {1.0f, 1.0f}};
+    EightBitQueries queries = {
+        {}, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     auto& fragments = queries.held.fragments[0];
 #pragma unroll
     for (i32 step = 0; step < Source::steps; ++step) fragments[step] = source.read(step, thread);
@@ -2277,7 +2295,8 @@ struct EightBitQueries<cfg, T, false> {
                                               u8* base, i32, Thread thread) {
     const Source source = Source::of(p, item, rows);
     Vec16* const own = reinterpret_cast<Vec16*>(base) + thread.warp * Source::steps * kWarpSize + thread.lane;
-    EightBitQueries queries = {own, {1.0f, 1.0f}};
+    EightBitQueries queries = {
+        own, {QueryWords<T>::scale(p, item, rows.places[0]), QueryWords<T>::scale(p, item, rows.places[1])}};
     RowScaling scaling[2] = {};
     if constexpr (kIsBfloat16<T>) {
       float largest[2] = {};

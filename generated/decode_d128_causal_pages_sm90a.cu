@@ -13,38 +13,38 @@
 // because  four warps keep up to 128 KiB of keys and values under way, and two warpgroups take turns
 //
 // contents   55  Instructions, one per function: types, device, copy, math, matrix.
-//           185  Element types.
-//           232  Banded masks.
-//           311  Streaming tiles between global and shared memory.
-//           327  Keys and values in a cache.
-//           382  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
-//           687  What a softmax takes exponentials of.
-//           716  What an online softmax keeps of each row from one tile of keys to the next.
-//           729  The online softmax.
-//           873  The sizes of a decode kernel.
-//           920  The rows of a tile.
-//          1043  The type of the cache's elements.
-//          1066  Blocks that go over the same keys at the same time, each for different rows.
-//          1100  Results of a part of the keys.
-//          1175  What happens to products Q K^T before the softmax.
-//          1192  The results of rows.
-//          1327  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1366  From the results of warps, each with keys of its own, to those of a block.
-//          1489  Tiles as TMA writes them and wgmma reads them.
-//          1583  S = Q K^T and O += P V of the forward kernel.
-//          1648  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1694  Finding NaN and infinity.
-//          1711  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1780  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1831  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1887  Walking over the tiles that a mask does not rule out.
-//          1922  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1970  Which tiles of keys a block works on.
-//          2190  What a block computes of an item.
-//          2254  What Hopper's decode kernels have in common.
-//          2327  The online softmax of a warpgroup's rows.
-//          2349  Attention of few new tokens to a cache, on Hopper.
-//          2508  The kernel: its configuration, parameters and text.
+//           186  Element types.
+//           233  Banded masks.
+//           312  Streaming tiles between global and shared memory.
+//           328  Keys and values in a cache.
+//           383  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
+//           688  What a softmax takes exponentials of.
+//           717  What an online softmax keeps of each row from one tile of keys to the next.
+//           730  The online softmax.
+//           874  The sizes of a decode kernel.
+//           914  The rows of a tile.
+//          1037  The type of the cache's elements.
+//          1060  Blocks that go over the same keys at the same time, each for different rows.
+//          1094  Results of a part of the keys.
+//          1169  What happens to products Q K^T before the softmax.
+//          1186  The results of rows.
+//          1330  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1369  From the results of warps, each with keys of its own, to those of a block.
+//          1492  Tiles as TMA writes them and wgmma reads them.
+//          1586  S = Q K^T and O += P V of the forward kernel.
+//          1651  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1697  Finding NaN and infinity.
+//          1714  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1783  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1838  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1894  Walking over the tiles that a mask does not rule out.
+//          1929  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1977  Which tiles of keys a block works on.
+//          2197  What a block computes of an item.
+//          2261  What Hopper's decode kernels have in common.
+//          2333  The online softmax of a warpgroup's rows.
+//          2355  Attention of few new tokens to a cache, on Hopper.
+//          2515  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -93,6 +93,7 @@ namespace flashgen {
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
+FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
@@ -903,19 +904,12 @@ constexpr i32 kRowBlock = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 
-// Named barriers of the warps that compute, and of all.
+// The named barrier of the warps that compute.
 constexpr i32 kConsumerBarrier = 1;
-constexpr i32 kBlockBarrier = 2;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void consumers_sync() { named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize); }
-
-// Waits for all warps of a block with producers, which may call it at different places.
-template <DecodeConfig cfg>
-FLASHGEN_DEVICE void warps_sync() {
-  named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
-}
 
 // ---- flashgen/decode/rows.cuh
 // The rows of a tile. Query heads that share a key/value head read the same keys, so their rows lie in one
@@ -1240,10 +1234,10 @@ struct RowResults {
           }
         }
       }
-      const Finished finished = with_sink(row, total);
+      const OutputRow to = output_row(row, block_of(0), with_sink(row, total));
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
-        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
+        if (has_block(b)) store_pair(to, block_of(b), sums[b]);
       }
     }
   }
@@ -1263,20 +1257,29 @@ struct RowResults {
     return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
-  // Writes two columns of O and, with the first ones, L.
-  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+  // A row of O in memory, and what O is multiplied by.
+  struct OutputRow {
+    T* data;
+    float factor;
+  };
+  // Where a row's results go. `n` is the first block that this thread stores. With the first columns it
+  // writes L.
+  FLASHGEN_DEVICE OutputRow output_row(i32 row, i32 n, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = CacheElement::column(n, thread);
-    if (column < cfg.head_dim_v) {
-      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
-      *reinterpret_cast<Pair<T>*>(o) =
-          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
-    }
-    if (column == 0) {
+    if (CacheElement::column(n, thread) == 0) {
       const RowTotal total = finished.total;
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+    return {p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head, finished.factor};
+  }
+  // Writes two columns of O.
+  FLASHGEN_DEVICE void store_pair(const OutputRow& to, i32 n, const FloatPair& pair) const {
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      *reinterpret_cast<Pair<T>*>(to.data + column) =
+          Pair<T>::from(pair.values[0] * to.factor, pair.values[1] * to.factor);
     }
   }
 
@@ -1452,7 +1455,7 @@ struct DecodeResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      rows.store_result(row, n, pair, rows.with_sink(row, rows.totals[row]));
+      rows.store_pair(rows.output_row(row, n, rows.with_sink(row, rows.totals[row])), n, pair);
     });
   }
 
@@ -1799,15 +1802,19 @@ struct VisitedTiles {
     return {begin, larger(begin, smaller(tiles.end, own.end))};
   }
 
-  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
-  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+  // The queries of an item's rows.
+  FLASHGEN_DEVICE Range queries_of(const DecodeItem& item) const {
+    return {RowPlace::of(p, item, 0).q, RowPlace::of(p, item, item.rows - 1).q + 1};
+  }
+
+  // Whether the mask forbids some pair of an item's queries and a tile. All warps get the same.
+  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, Range queries, i32 first_key) const {
     const i32 heads = cfg.varies_by_head ? p.group : 1;
     bool cut = false;
 #pragma unroll 1
     for (i32 i = 0; i < heads; ++i) {
       const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
+      cut |= !mask.is_full(queries.begin, queries.end, first_key, first_key + cfg.tile_kv);
     }
     return cut;
   }
@@ -2276,9 +2283,10 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
   // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
   griddep_wait();
   griddep_launch_dependents();
+  if (thread.warp < cfg.warps) scheduler.init(p, thread);
+  block_sync();
   if (thread.warp >= cfg.warps) {
     setmaxnreg_dec<cfg.producer_registers>();
-    warps_sync<cfg>();
     const i32 producer = thread.warp - cfg.warps;
 #pragma unroll 1
     while (true) {
@@ -2288,8 +2296,6 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
     }
   } else {
     setmaxnreg_inc<cfg.consumer_registers>();
-    scheduler.init(p, thread);
-    warps_sync<cfg>();
     scheduler.fetch(p, 0, thread);
 #pragma unroll 1
     for (i32 turn = 0;; turn ^= 1) {
@@ -2307,7 +2313,7 @@ FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::E
   using T = typename QTile::Element;
   constexpr i32 chunk_columns = kChunkBytes / static_cast<i32>(sizeof(T)),
                 chunks = QTile::cols / chunk_columns;
-#pragma unroll 1
+#pragma unroll 2
   for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
     const i32 row = i / chunks, chunk = i % chunks;
     const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * chunk_columns;
@@ -2431,6 +2437,7 @@ struct DecodeSm90Mainloop {
     const bool has_rows = row_block < item.row_blocks();
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const auto visited = visits.visited_by(item);
+    const Range queries = visits.queries_of(item);
     await_queries<cfg>();
     clear_strip(out);
     softmax.reset();
@@ -2440,7 +2447,7 @@ struct DecodeSm90Mainloop {
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
       if (turn != warpgroup) continue;
       const i32 key = walk.tile * cfg.tile_kv;
-      const bool cut = visits.is_cut(item, key);
+      const bool cut = visits.is_cut(item, queries, key);
       ring().wait_full(at);
       Strip<cfg.tile_kv> strip;
       issue_scores(strip, q_tile(), k_tile());

@@ -35,13 +35,13 @@
 //          1346  Results of a part of the keys.
 //          1421  What happens to products Q K^T before the softmax.
 //          1438  The results of rows.
-//          1573  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1612  From the results of warps, each with keys of its own, to those of a block.
-//          1735  Which tiles of keys a block works on.
-//          1939  What a block computes of an item.
-//          2003  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2041  Attention of few new tokens to a cache.
-//          2251  The kernel: its configuration, parameters and text.
+//          1582  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1621  From the results of warps, each with keys of its own, to those of a block.
+//          1744  Which tiles of keys a block works on.
+//          1948  What a block computes of an item.
+//          2012  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2055  Attention of few new tokens to a cache.
+//          2265  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1486,10 +1486,10 @@ struct RowResults {
           }
         }
       }
-      const Finished finished = with_sink(row, total);
+      const OutputRow to = output_row(row, block_of(0), with_sink(row, total));
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
-        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
+        if (has_block(b)) store_pair(to, block_of(b), sums[b]);
       }
     }
   }
@@ -1509,20 +1509,29 @@ struct RowResults {
     return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
-  // Writes two columns of O and, with the first ones, L.
-  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+  // A row of O in memory, and what O is multiplied by.
+  struct OutputRow {
+    T* data;
+    float factor;
+  };
+  // Where a row's results go. `n` is the first block that this thread stores. With the first columns it
+  // writes L.
+  FLASHGEN_DEVICE OutputRow output_row(i32 row, i32 n, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = CacheElement::column(n, thread);
-    if (column < cfg.head_dim_v) {
-      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
-      *reinterpret_cast<Pair<T>*>(o) =
-          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
-    }
-    if (column == 0) {
+    if (CacheElement::column(n, thread) == 0) {
       const RowTotal total = finished.total;
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+    return {p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head, finished.factor};
+  }
+  // Writes two columns of O.
+  FLASHGEN_DEVICE void store_pair(const OutputRow& to, i32 n, const FloatPair& pair) const {
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      *reinterpret_cast<Pair<T>*>(to.data + column) =
+          Pair<T>::from(pair.values[0] * to.factor, pair.values[1] * to.factor);
     }
   }
 
@@ -1698,7 +1707,7 @@ struct DecodeResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_result([&](i32 row, i32 n, const FloatPair& pair) {
-      rows.store_result(row, n, pair, rows.with_sink(row, rows.totals[row]));
+      rows.store_pair(rows.output_row(row, n, rows.with_sink(row, rows.totals[row])), n, pair);
     });
   }
 
@@ -2020,6 +2029,11 @@ struct VisitedTiles {
         mask_of<Mask>(p, item.cached, item.sequence, 0).key_tiles(first.q, last.q + 1, cfg.tile_kv);
     const i32 begin = larger(tiles.begin, own.begin);
     return {begin, larger(begin, smaller(tiles.end, own.end))};
+  }
+
+  // The queries of an item's rows.
+  FLASHGEN_DEVICE Range queries_of(const DecodeItem& item) const {
+    return {RowPlace::of(p, item, 0).q, RowPlace::of(p, item, item.rows - 1).q + 1};
   }
 
   // A function that tells whether a tile of keys holds allowed pairs.

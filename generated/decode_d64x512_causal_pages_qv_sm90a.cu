@@ -16,39 +16,39 @@
 //          this kernel alone takes qv, also for long prompts
 //
 // contents   59  Instructions, one per function: types, device, copy, math, matrix.
-//           209  Element types.
-//           256  Banded masks.
-//           335  Streaming tiles between global and shared memory.
-//           351  Keys and values in a cache.
-//           406  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
-//           777  What a softmax takes exponentials of.
-//           806  What an online softmax keeps of each row from one tile of keys to the next.
-//           819  The online softmax.
-//           826  The sizes of a decode kernel.
-//           873  The rows of a tile.
-//           996  The type of the cache's elements.
-//          1019  The online softmax of a lane's two rows of 16, whose scores several warps share.
-//          1095  Blocks that go over the same keys at the same time, each for different rows.
-//          1129  Results of a part of the keys.
-//          1204  What happens to products Q K^T before the softmax.
-//          1221  The results of rows.
-//          1356  Results of the latent kernels, from the registers of warps that split the columns of O between them.
-//          1415  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1461  Finding NaN and infinity.
-//          1478  Tiles as TMA writes them and wgmma reads them.
-//          1586  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1655  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1706  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1762  Walking over the tiles that a mask does not rule out.
-//          1797  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1845  Which tiles of keys a block works on.
-//          2065  What a block computes of an item.
-//          2129  What Hopper's decode kernels have in common.
-//          2202  S = Q K^T and O += P V of the forward kernel.
-//          2267  The online softmax of a warpgroup's rows.
-//          2291  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
-//          2322  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2665  The kernel: its configuration, parameters and text.
+//           210  Element types.
+//           257  Banded masks.
+//           336  Streaming tiles between global and shared memory.
+//           352  Keys and values in a cache.
+//           407  Instructions, one per function: barrier, bulk, grid, descriptor, wgmma, wgmma_fours.
+//           764  What a softmax takes exponentials of.
+//           793  What an online softmax keeps of each row from one tile of keys to the next.
+//           806  The online softmax.
+//           813  The sizes of a decode kernel.
+//           853  The rows of a tile.
+//           976  The type of the cache's elements.
+//           999  The online softmax of a lane's two rows of 16, whose scores several warps share.
+//          1075  Blocks that go over the same keys at the same time, each for different rows.
+//          1109  Results of a part of the keys.
+//          1184  What happens to products Q K^T before the softmax.
+//          1201  The results of rows.
+//          1345  Results of the latent kernels, from the registers of warps that split the columns of O between them.
+//          1403  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1449  Finding NaN and infinity.
+//          1466  Tiles as TMA writes them and wgmma reads them.
+//          1574  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1643  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1698  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1754  Walking over the tiles that a mask does not rule out.
+//          1789  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1837  Which tiles of keys a block works on.
+//          2057  What a block computes of an item.
+//          2121  What Hopper's decode kernels have in common.
+//          2193  S = Q K^T and O += P V of the forward kernel.
+//          2258  The online softmax of a warpgroup's rows.
+//          2282  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2313  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2653  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -97,6 +97,7 @@ namespace flashgen {
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
+FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
@@ -574,20 +575,6 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Makes the assembler compute `values` before the next wait. It moves waits up across arithmetic, which then
-// no longer overlaps the products, but not into or across branches. So this branches if `not_negative` is
-// negative, which never happens, and then stores the values to `scratch` in shared memory.
-template <i32 count>
-FLASHGEN_DEVICE void wgmma_compute_before_wait(const u32 (&values)[count][4], float not_negative,
-                                               u32 scratch) {
-  if (not_negative >= 0.0f) return;
-#pragma unroll
-  for (i32 i = 0; i < count; ++i)
-    asm volatile("st.shared.v4.b32 [%4], {%0, %1, %2, %3};" ::"r"(values[i][0]), "r"(values[i][1]),
-                 "r"(values[i][2]), "r"(values[i][3]), "r"(scratch + 16 * i)
-                 : "memory");
-}
-
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -856,19 +843,12 @@ constexpr i32 kRowBlock = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 
-// Named barriers of the warps that compute, and of all.
+// The named barrier of the warps that compute.
 constexpr i32 kConsumerBarrier = 1;
-constexpr i32 kBlockBarrier = 2;
 
 // Waits for all warps that compute.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void consumers_sync() { named_barrier_sync(kConsumerBarrier, cfg.warps * kWarpSize); }
-
-// Waits for all warps of a block with producers, which may call it at different places.
-template <DecodeConfig cfg>
-FLASHGEN_DEVICE void warps_sync() {
-  named_barrier_sync(kBlockBarrier, (cfg.warps + cfg.producers) * kWarpSize);
-}
 
 // ---- flashgen/decode/rows.cuh
 // The rows of a tile. Query heads that share a key/value head read the same keys, so their rows lie in one
@@ -1269,10 +1249,10 @@ struct RowResults {
           }
         }
       }
-      const Finished finished = with_sink(row, total);
+      const OutputRow to = output_row(row, block_of(0), with_sink(row, total));
 #pragma unroll
       for (i32 b = 0; b < own_blocks; ++b) {
-        if (has_block(b)) store_result(row, block_of(b), sums[b], finished);
+        if (has_block(b)) store_pair(to, block_of(b), sums[b]);
       }
     }
   }
@@ -1292,20 +1272,29 @@ struct RowResults {
     return {{row_max, sum}, sum == 0.0f ? 0.0f : weight / sum};
   }
 
-  // Writes two columns of O and, with the first ones, L.
-  FLASHGEN_DEVICE void store_result(i32 row, i32 n, const FloatPair& pair, const Finished& finished) const {
+  // A row of O in memory, and what O is multiplied by.
+  struct OutputRow {
+    T* data;
+    float factor;
+  };
+  // Where a row's results go. `n` is the first block that this thread stores. With the first columns it
+  // writes L.
+  FLASHGEN_DEVICE OutputRow output_row(i32 row, i32 n, const Finished& finished) const {
     const RowPlace place = RowPlace::of(p, item, row);
     const i64 q = item.cached.first_q + place.q;
-    const i32 column = CacheElement::column(n, thread);
-    if (column < cfg.head_dim_v) {
-      T* const o = p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column;
-      *reinterpret_cast<Pair<T>*>(o) =
-          Pair<T>::from(pair.values[0] * finished.factor, pair.values[1] * finished.factor);
-    }
-    if (column == 0) {
+    if (CacheElement::column(n, thread) == 0) {
       const RowTotal total = finished.total;
       p.lse[item.sequence * p.lse_batch + place.head * p.lse_head + q] =
           total.sum == 0.0f ? -kInfinity : Logits::natural_log(total.reference_max, log2_approx(total.sum));
+    }
+    return {p.o + item.sequence * p.o_batch + q * p.o_row + place.head * p.o_head, finished.factor};
+  }
+  // Writes two columns of O.
+  FLASHGEN_DEVICE void store_pair(const OutputRow& to, i32 n, const FloatPair& pair) const {
+    const i32 column = CacheElement::column(n, thread);
+    if (column < cfg.head_dim_v) {
+      *reinterpret_cast<Pair<T>*>(to.data + column) =
+          Pair<T>::from(pair.values[0] * to.factor, pair.values[1] * to.factor);
     }
   }
 
@@ -1382,10 +1371,9 @@ struct LatentResults {
   // Writes O and L of the whole item.
   FLASHGEN_DEVICE void store_whole() const {
     for_each_row([&](i32 row, i32 m, i32 h) {
-      const auto finished = rows.with_sink(row, rows.totals[row]);
+      const auto to = rows.output_row(row, first_block(), rows.with_sink(row, rows.totals[row]));
 #pragma unroll
-      for (i32 n = 0; n < own_blocks; ++n)
-        rows.store_result(row, first_block() + n, pair_of(m, n, h), finished);
+      for (i32 n = 0; n < own_blocks; ++n) rows.store_pair(to, first_block() + n, pair_of(m, n, h));
     });
   }
 
@@ -1674,15 +1662,19 @@ struct VisitedTiles {
     return {begin, larger(begin, smaller(tiles.end, own.end))};
   }
 
-  // Whether the mask forbids some pair of the item's rows and a tile. All warps get the same.
-  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, i32 first_key) const {
-    const RowPlace first = RowPlace::of(p, item, 0), last = RowPlace::of(p, item, item.rows - 1);
+  // The queries of an item's rows.
+  FLASHGEN_DEVICE Range queries_of(const DecodeItem& item) const {
+    return {RowPlace::of(p, item, 0).q, RowPlace::of(p, item, item.rows - 1).q + 1};
+  }
+
+  // Whether the mask forbids some pair of an item's queries and a tile. All warps get the same.
+  FLASHGEN_DEVICE bool is_cut(const DecodeItem& item, Range queries, i32 first_key) const {
     const i32 heads = cfg.varies_by_head ? p.group : 1;
     bool cut = false;
 #pragma unroll 1
     for (i32 i = 0; i < heads; ++i) {
       const Mask mask = mask_of<Mask>(p, item.cached, item.sequence, item.head_kv * p.group + i);
-      cut |= !mask.is_full(first.q, last.q + 1, first_key, first_key + cfg.tile_kv);
+      cut |= !mask.is_full(queries.begin, queries.end, first_key, first_key + cfg.tile_kv);
     }
     return cut;
   }
@@ -2151,9 +2143,10 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
   // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
   griddep_wait();
   griddep_launch_dependents();
+  if (thread.warp < cfg.warps) scheduler.init(p, thread);
+  block_sync();
   if (thread.warp >= cfg.warps) {
     setmaxnreg_dec<cfg.producer_registers>();
-    warps_sync<cfg>();
     const i32 producer = thread.warp - cfg.warps;
 #pragma unroll 1
     while (true) {
@@ -2163,8 +2156,6 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
     }
   } else {
     setmaxnreg_inc<cfg.consumer_registers>();
-    scheduler.init(p, thread);
-    warps_sync<cfg>();
     scheduler.fetch(p, 0, thread);
 #pragma unroll 1
     for (i32 turn = 0;; turn ^= 1) {
@@ -2182,7 +2173,7 @@ FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::E
   using T = typename QTile::Element;
   constexpr i32 chunk_columns = kChunkBytes / static_cast<i32>(sizeof(T)),
                 chunks = QTile::cols / chunk_columns;
-#pragma unroll 1
+#pragma unroll 2
   for (i32 i = thread.index(); i < kWarpgroupRows * chunks; i += cfg.warps * kWarpSize) {
     const i32 row = i / chunks, chunk = i % chunks;
     const T* const from = source.at(RowPlace::of(p, item, row)) + chunk * chunk_columns;
@@ -2325,15 +2316,15 @@ FLASHGEN_DEVICE void issue_output_from_shared(Strip<VTile::cols>& out, PTile pro
 //
 // O of 64 rows takes the registers of two warpgroups. Warpgroup w has half w of its columns. The warpgroups
 // take turns at the tiles of keys: one computes S and P of a tile, and both add P times their half of V. P
-// passes through shared memory. While one takes exponentials, products of the other are under way, and so is
-// its own product with the tile before:
+// passes through shared memory. Exponentials of one warpgroup overlap products of the other:
 //
-//     warpgroup 0     S 0 | exp 0 | P V 0 | S 2 | P V 1 and exp 2 | P V 2 |
-//     warpgroup 1           S 1 | P V 0 and exp 1 | P V 1 | S 3 | P V 2 and exp 3 | P V 3 |
+//     warpgroup 0     S 0 | exp 0 | P V 0 | P V 1 | S 2 | exp 2 | P V 2 | P V 3 |
+//     warpgroup 1                   P V 0 | S 1 | exp 1 | P V 1 | P V 2 | S 3 |
 //
 // Two tiles fit beside Q. To keep copies under way, a tile arrives in three parts, each with a ring of its
 // own: K, and the halves of V. Half w is free as soon as warpgroup w has multiplied it: the other one has
-// finished S by then, because P depends on it.
+// finished S by then, because P depends on it. So both warpgroups multiply a tile as soon as its P is there,
+// and before the next S, which would wait for a copy.
 
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged>
 struct LatentSm90Mainloop {
@@ -2425,6 +2416,14 @@ struct LatentSm90Mainloop {
 
   // ---- The warpgroups that compute
 
+  // The other warpgroup's tile before the own one.
+  struct Other {
+    bool exists;
+    bool cut;
+    i32 key;
+    At at;
+  };
+
   // A lane's rows of an item, and their masks. O leaves no registers to keep them in.
   FLASHGEN_DEVICE LaneRows lane_rows(const DecodeItem& item) const {
     return LaneRows::of(p, item, thread.warp % kWarpgroupWarps, thread);
@@ -2442,16 +2441,20 @@ struct LatentSm90Mainloop {
     return thread.warp % kWarpgroupWarps * kRowBlock + thread.row() + 8 * h;
   }
 
-  // Issues S = Q K^T + Qv V^T. The other warpgroup frees its half of V last, so that half comes last.
-  FLASHGEN_DEVICE void issue_tile_scores(Strip<cfg.tile_kv>& strip) const {
+  // Issues S = Q K^T + Qv V^T in two steps. The other warpgroup frees its half of V last, so that half is for
+  // the second one.
+  FLASHGEN_DEVICE void issue_first_scores(Strip<cfg.tile_kv>& strip) const {
     // Otherwise ptxas keeps the descriptors of all steps, for which O leaves no registers.
     const i32 own = opaque(warpgroup());
     k_ring().wait_full(at);
     issue_scores(strip, q_tile(), k_tile(at));
     v_ring(own).wait_full(at);
     issue_over_columns(strip, qv_half(own), v_half(at, own));
-    v_ring(own ^ 1).wait_full(at);
-    issue_over_columns(strip, qv_half(own ^ 1), v_half(at, own ^ 1));
+  }
+  FLASHGEN_DEVICE void issue_last_scores(Strip<cfg.tile_kv>& strip) const {
+    const i32 other = opaque(warpgroup()) ^ 1;
+    v_ring(other).wait_full(at);
+    issue_over_columns(strip, qv_half(other), v_half(at, other));
   }
 
   // S becomes exponentials. Returns whether reference maxima rise, so that O must be multiplied by `factor`.
@@ -2513,59 +2516,51 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
-  // O += P V of the other warpgroup's tile, while no product is under way.
-  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, At other, i32 key,
-                                 bool cut) const {
+  // O += P V of the other warpgroup's tile. All products under way have ended afterwards.
+  FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
     float factor[2];
-    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
-    const VHalf v = v_half(other, warpgroup());
-    v_ring(warpgroup()).wait_full(other);
-    if (cut && panels_hold_non_finite(v, base, thread)) {
+    if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
+    const VHalf v = v_half(other.at, warpgroup());
+    v_ring(warpgroup()).wait_full(other.at);
+    if (other.cut && panels_hold_non_finite(v, base, thread)) {
+      wgmma_wait<0>();
       Rounded<cfg.tile_kv> probabilities;
       load_rounded(probabilities, p_tile(), rows_before(), thread);
-      add_careful(out, probabilities, v, item, key);
+      add_careful(out, probabilities, v, item, other.key);
     } else {
       issue_output_from_shared(out, p_tile(), v);
       wgmma_wait<0>();
       wgmma_pin(out);
     }
-    v_ring(warpgroup()).release(other, thread);
+    v_ring(warpgroup()).release(other.at, thread);
   }
 
-  // The warpgroup's own tile. With `overlaps`, the product of the other one's tile before it is under way
-  // during S and the softmax, and the mask cuts neither tile. ptxas would serialize all products if only some
-  // turns of the loop had that product, so there are two loops in one.
+  // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
+  // the other warpgroup's P.
   template <bool overlaps>
-  FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, i32 key,
+  FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
-    const i32 own = warpgroup();
-    const At other = at.before();
-    const VHalf v = v_half(at, own);
     Strip<cfg.tile_kv> strip;
+    issue_first_scores(strip);
     float factor[2];
-    issue_tile_scores(strip);
     if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other)) {
-        wgmma_wait<0>();
-        wgmma_pin(strip);
-        scale_rows(out, factor);
-      }
-      v_ring(own).wait_full(other);
-      issue_output_from_shared(out, p_tile(), v_half(other, own));
-    }
-    wgmma_wait<overlaps ? 1 : 0>();
-    wgmma_pin(strip);
-    k_ring().release(at, thread);
-    const bool rises = has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut);
-    Rounded<cfg.tile_kv> probabilities;
-    round_to<T, cfg.tile_kv>(probabilities, strip);
-    if constexpr (overlaps) {
-      wgmma_compute_before_wait(probabilities, softmax.sum[0] + softmax.sum[1], start);
+      if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
+      const VHalf v = v_half(other.at, warpgroup());
+      v_ring(warpgroup()).wait_full(other.at);
+      issue_output_from_shared(out, p_tile(), v);
       wgmma_wait<0>();
       wgmma_pin(out);
-      v_ring(own).release(other, thread);
+      wgmma_pin(strip);
+      v_ring(warpgroup()).release(other.at, thread);
     }
-    if (rises) scale_rows(out, factor);
+    issue_last_scores(strip);
+    wgmma_wait<0>();
+    wgmma_pin(strip);
+    k_ring().release(at, thread);
+    if (has_rows(item) && take_exponentials(strip, factor, softmax, item, key, cut)) scale_rows(out, factor);
+    Rounded<cfg.tile_kv> probabilities;
+    round_to<T, cfg.tile_kv>(probabilities, strip);
+    const VHalf v = v_half(at, warpgroup());
     if (cut && panels_hold_non_finite(v, base, thread)) {
       publish(probabilities, softmax);
       add_careful(out, probabilities, v, item, key);
@@ -2575,44 +2570,37 @@ struct LatentSm90Mainloop {
       wgmma_wait<0>();
       wgmma_pin(out);
     }
-    v_ring(own).release(at, thread);
+    v_ring(warpgroup()).release(at, thread);
   }
 
   // O and the softmax of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles) {
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const auto visited = visits.visited_by(item);
+    const Range queries = visits.queries_of(item);
     await_queries<cfg>();
     clear_strip(out);
     softmax.reset();
+    Other other = {};
     Walk<Mask::has_holes> walk(tiles);
     walk.advance(thread, visited);
 #pragma unroll 1
     for (i32 turn = 0; !walk.over(); walk.advance(thread, visited), at.advance(), turn ^= 1) {
-      i32 key = walk.tile * cfg.tile_kv;
-      bool cut = visits.is_cut(item, key), overlaps = false;
-      if (turn != warpgroup()) {
-        // The other warpgroup's tile comes first.
-        const At other = at;
-        const i32 other_key = key;
-        const bool cut_other = cut;
-        walk.advance(thread, visited);
-        if (!walk.over()) {
-          key = walk.tile * cfg.tile_kv;
-          cut = visits.is_cut(item, key);
-          overlaps = !cut && !cut_other;
+      const i32 key = walk.tile * cfg.tile_kv;
+      const bool cut = visits.is_cut(item, queries, key);
+      if (turn == warpgroup()) {
+        if (other.exists && !other.cut) {
+          take_turn<true>(out, softmax, item, other, key, cut);
+        } else {
+          if (other.exists) add_other(out, softmax, item, other);
+          take_turn<false>(out, softmax, item, other, key, cut);
         }
-        if (!overlaps) add_other(out, softmax, item, other, other_key, cut_other);
-        at.advance();
-        turn ^= 1;
-        if (walk.over()) break;
-      }
-      if (overlaps) {
-        take_turn<true>(out, softmax, item, key, false);
+        other.exists = false;
       } else {
-        take_turn<false>(out, softmax, item, key, cut);
+        other = {true, cut, key, at};
       }
     }
+    if (other.exists) add_other(out, softmax, item, other);
   }
 
   // Adds up the sums of both warpgroups.

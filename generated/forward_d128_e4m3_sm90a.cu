@@ -42,9 +42,9 @@
 //          2273  Instructions, one per function: eight_bits.
 //          2303  The online softmax of e4m3 probabilities.
 //          2392  The transposers.
-//          2475  O += P V for e4m3 values.
-//          2632  Positions in rings whose number of slots is no power of two.
-//          2656  The kernel: its configuration, parameters and text.
+//          2476  O += P V for e4m3 values.
+//          2633  Positions in rings whose number of slots is no power of two.
+//          2657  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -2461,7 +2461,8 @@ FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
   // wait for can be followed by another one before this warp arrives.
   for (typename Shared::VRing::State at;; at.advance()) {
     shared.loaded_v_ring().wait_full(at);
-    if (shared.is_end(at.slot()) != 0) return;
+    // The lane that frees the slot reads it.
+    if (shuffle(thread.lane == 0 ? shared.is_end(at.slot()) : 0, 0) != 0) return;
     shared.v_ring().wait_empty(at);
     transpose_share(shared.loaded_v(at), shared.v(at), thread.warp - kFirstTransposer, thread);
     shared.loaded_v_ring().release(at, thread);

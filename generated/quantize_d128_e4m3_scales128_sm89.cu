@@ -4,17 +4,16 @@
 // spec     {"head_dim":128,"head_dim_v":128,"dtype":"e4m3","mask":"full","direction":"forward","deterministic":false,"out_dtype":"bf16","scale_block":128}
 // rebuild  flashgen build --head-dim 128 --dtype e4m3 --forward-only --out-dtype bf16 --scale-block 128 --arch sm_89
 // for      sm_89 (L4, L40, RTX 40)
-// plan     warps 8, 256 threads, registers for 3 blocks per multiprocessor
+// plan     warps 8, 256 threads, registers for 2 blocks per multiprocessor
 // grid     one block for every 128 rows of every head of queries, keys and values, and batch entry
-// smem     32832 bytes
+// smem     49216 bytes
 //
-// contents  22  Instructions, one per function: types, device, copy, math.
-//          130  Element types.
-//          177  Instructions, one per function: eight_bits.
-//          200  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          238  Streaming tiles between global and shared memory.
-//          296  16-bit rows of a head to e4m3, one block of rows at a time.
-//          525  The kernel: its configuration, parameters and text.
+// contents  21  Instructions, one per function: types, device, copy, math.
+//          143  Element types.
+//          193  Instructions, one per function: eight_bits.
+//          216  Streaming tiles between global and shared memory.
+//          276  16-bit rows of a head to e4m3.
+//          593  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -58,7 +57,9 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
+FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -70,6 +71,12 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
 }
 FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
+// The same value, hidden from the compiler's analysis.
+FLASHGEN_DEVICE i32 opaque(i32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 // The 32-bit address of a pointer into shared memory, as instructions take it.
 FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
@@ -113,10 +120,16 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
-// The smaller of two, or NaN if one of them is NaN (sm_80 and later).
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+// The larger of a and |b|, or NaN if one of them is NaN (sm_80 and later).
+FLASHGEN_DEVICE float maximum_magnitude(float a, float b) {
   float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  asm("{\n\t"
+      ".reg .f32 magnitude;\n\t"
+      "abs.f32 magnitude, %2;\n\t"
+      "max.NaN.f32 %0, %1, magnitude;\n\t"
+      "}"
+      : "=f"(c)
+      : "f"(a), "f"(b));
   return c;
 }
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
@@ -147,6 +160,9 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
+  // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
+  // then computed there, instead of all being kept in registers from before the loop.
+  FLASHGEN_DEVICE Thread recomputed() const { return {opaque(lane), opaque(warp)}; }
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // The lane's accumulators in a block of 16 x 8 are in rows row() and + 8, and in columns column() and + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
@@ -197,46 +213,10 @@ FLASHGEN_DEVICE u32 pack_four(e4m3_t, float a, float b, float c, float d) {
 }  // namespace flashgen
 #endif
 
-// ---- flashgen/tile.cuh
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-namespace flashgen {
-
-// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
-template <i32 chunks>
-struct TileSwizzle {
-  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
-  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
-  static constexpr i32 mask = span - 1;
-  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
-  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
-};
-
-// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
-template <class T, i32 rows_, i32 cols_>
-struct SharedTile {
-  static constexpr i32 rows = rows_;
-  static constexpr i32 cols = cols_;
-  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  static constexpr i32 chunks = cols / chunk_elements;
-  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-  static constexpr i32 bytes = rows * row_bytes;
-  using Layout = TileSwizzle<chunks>;
-
-  u8* data;
-
-  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
-    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
-  }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
-  FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
-    return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
-  }
-};
-
 // ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
+
+namespace flashgen {
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
 template <class T>
@@ -294,7 +274,7 @@ template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() { if constexpr (async_copy) cp_async_wait<pending>(); }
 
 // ---- flashgen/quantize.cuh
-// 16-bit rows of a head to e4m3, one block of rows at a time: rotated, divided by a shared scale, rounded.
+// 16-bit rows of a head to e4m3: rotated, divided by a scale for each block of rows, rounded.
 
 struct QuantizeConfig {
   i32 head_dim;
@@ -303,7 +283,7 @@ struct QuantizeConfig {
   i32 warps;
 };
 
-// A thread holds so many neighboring elements of the block.
+// Segments are that many neighboring elements of a block, row after row. Each thread has one.
 constexpr i32 kSegment = 64;
 constexpr float kLargestE4m3 = 448.0f;
 // A block of smaller numbers has the scale of this one, so that its inverse is finite.
@@ -323,201 +303,289 @@ constexpr float inverse_root(i32 n) {
 // its sign. Without them a row of equal elements would become one outlier.
 FLASHGEN_DEVICE u32 rotation_signs(i32 chunk) { return 0x9e3779b1u * static_cast<u32>(chunk + 1) >> 24; }
 
-// The smallest value of all threads, or NaN if there is one. `scratch` has a float for each warp.
-template <i32 warps>
-FLASHGEN_DEVICE float block_minimum(float value, float* scratch, Thread thread) {
+// The largest magnitude of n values, or NaN if one is NaN; four chains of comparisons, as each takes a while.
+template <i32 n, class Value>
+FLASHGEN_DEVICE float largest_of(const Value& value) {
+  float most[4] = {};
 #pragma unroll
-  for (i32 apart = kWarpSize / 2; apart > 0; apart /= 2) {
-    value = minimum_or_nan(value, shuffle_xor(value, apart));
-  }
-  if (thread.lane == 0) scratch[thread.warp] = value;
-  block_sync();
-  float least = scratch[0];
-#pragma unroll
-  for (i32 warp = 1; warp < warps; ++warp) least = minimum_or_nan(least, scratch[warp]);
-  return least;
+  for (i32 i = 0; i < n; ++i) most[i % 4] = maximum_magnitude(most[i % 4], value(i));
+  return maximum_magnitude(maximum_magnitude(most[0], most[1]), maximum_magnitude(most[2], most[3]));
 }
 
-// A block of rows, shared among the threads: each has one segment of `kSegment` elements in registers. Lanes
-// that hold parts of the same group are `lanes_apart` apart, so that eight neighboring lanes read different
-// rows, which lie in different banks.
-template <class T, i32 head_dim, i32 block, i32 warps>
-struct RowBlock {
-  using Tile = SharedTile<T, block, head_dim>;
-  static constexpr i32 threads = warps * kWarpSize;
-  static constexpr i32 group = rotated_together(head_dim);
+// The 16-byte chunks of a block of rows in global memory that a lane copies, one after another. Those of a
+// warp's segments follow one another, and neighboring lanes copy neighboring ones.
+template <class E, i32 head_dim>
+struct LaneChunks {
+  static constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(E));
+  static constexpr i32 row_chunks = head_dim / elements;
+  static constexpr i32 count = kSegment / elements;
+
+  E* at;
+  i64 stride;
+  i32 row;
+  i32 chunk;
+
+  FLASHGEN_DEVICE static LaneChunks of(GlobalRows<E> rows, Thread thread) {
+    const u32 number = static_cast<u32>(thread.warp * count * kWarpSize + thread.lane);
+    const i32 row = static_cast<i32>(number / row_chunks), chunk = static_cast<i32>(number % row_chunks);
+    return {rows.at(row, chunk * elements), rows.stride, row, chunk};
+  }
+  FLASHGEN_DEVICE void next() {
+    constexpr i32 rows = kWarpSize / row_chunks, more = kWarpSize % row_chunks;
+    row += rows;
+    at += rows * stride + more * elements;
+    if constexpr (more != 0) {
+      chunk += more;
+      if (chunk >= row_chunks) {
+        row += 1;
+        chunk -= row_chunks;
+        at += stride - head_dim;
+      }
+    }
+  }
+};
+
+// The chunks of a warp's segments in shared memory, of elements of E. `parts` neighboring segments form a
+// group, and eight neighboring lanes have parts of different groups. Swizzled: chunks of the same number lie
+// in different banks then.
+template <class E, i32 parts>
+struct WarpChunks {
+  static constexpr i32 each = kSegment / (kChunkBytes / static_cast<i32>(sizeof(E)));
+  static constexpr i32 group = parts * each;
+  static constexpr i32 span = larger(group, 8);
+  static constexpr i32 bytes = kWarpSize * each * kChunkBytes;
+
+  u8* data;
+
+  // The i-th that a lane copies.
+  FLASHGEN_DEVICE Vec16& copied(i32 i, i32 lane) const {
+    return at(i * kWarpSize + (lane ^ ((lane / span ^ i * kWarpSize / span) & 7)));
+  }
+  // A chunk of the group that a lane has a part of.
+  FLASHGEN_DEVICE Vec16& of_group(i32 i, i32 lane) const {
+    const i32 first = lane % (kWarpSize / parts) * group;
+    return at((first ^ (first / span & 7)) ^ i);
+  }
+
+ private:
+  FLASHGEN_DEVICE Vec16& at(i32 i) const { return *reinterpret_cast<Vec16*>(data + i * kChunkBytes); }
+};
+
+// A thread's segment of a block. `group` elements are rotated together, which may be those of several lanes'
+// segments; 1 if none are.
+template <class T, i32 head_dim, i32 block, i32 group>
+struct Segment {
+  using Rows = LaneChunks<const T, head_dim>;
+  using Codes = LaneChunks<e4m3_t, head_dim>;
+  static_assert(head_dim % 16 == 0, "rows of codes are whole 16-byte chunks");
+  // Lanes with parts of the same group are so far apart.
   static constexpr i32 parts = larger(group / kSegment, 1);
   static constexpr i32 lanes_apart = kWarpSize / parts;
-  static constexpr i32 segments = block * head_dim / kSegment;
-  static constexpr i32 segment_chunks = kSegment / Tile::chunk_elements;
-  static_assert(head_dim % 16 == 0, "rows of codes are whole 16-byte chunks");
-  static_assert(segments <= threads, "each thread has at most one segment");
+  using Incoming = WarpChunks<T, parts>;
+  using Outgoing = WarpChunks<e4m3_t, parts>;
+  // Lanes exchange runs of so many elements. Part p begins with the segment p of its group, its runs in the
+  // order p, p ^ 1 ..., and ends with run p of each segment.
+  static constexpr i32 run = kSegment / parts;
 
   float x[kSegment];
 
-  FLASHGEN_DEVICE static i32 segment(Thread thread) {
-    return (thread.warp * lanes_apart + thread.lane % lanes_apart) * parts + thread.lane / lanes_apart;
-  }
-
-  // Brings the rows into shared memory. Those that do not exist become zeros.
-  FLASHGEN_DEVICE static void load(Tile tile, GlobalRows<const T> rows, bool is_aligned, Thread thread) {
+  // Starts the way of a warp's rows into shared memory. Those that do not exist become zeros.
+  FLASHGEN_DEVICE static void fetch(Incoming to, GlobalRows<const T> rows, bool is_aligned, Thread thread) {
+    const i32 count = smaller(block, rows.row_count);
+    Rows from = Rows::of(rows, thread);
     if (is_aligned) {
-#pragma unroll 4
-      for (i32 i = thread.index(); i < block * Tile::chunks; i += threads) {
-        const i32 row = i / Tile::chunks, chunk = i % Tile::chunks;
-        const T* const from = rows.at(row, chunk * Tile::chunk_elements);
-        const i32 valid = row < rows.row_count ? Tile::chunk_elements : 0;
-        copy_chunk_async<T, kChunkBytes>(shared_address(tile.chunk_at(row, chunk)), from, valid);
+#pragma unroll
+      for (i32 i = 0; i < Rows::count; ++i, from.next()) {
+        copy_chunk_async<T, kChunkBytes>(shared_address(&to.copied(i, thread.lane)), from.at,
+                                         from.row < count ? Rows::elements : 0);
       }
       commit_copies<true>();
-      wait_for_copies<true, 0>();
     } else {
 #pragma unroll 1
-      for (i32 i = thread.index(); i < block * Tile::chunks; i += threads) {
-        const i32 row = i / Tile::chunks, chunk = i % Tile::chunks;
-        const T* const from = rows.at(row, chunk * Tile::chunk_elements);
-        const i32 valid = row < rows.row_count ? Tile::chunk_elements : 0;
-        tile.vector_at(row, chunk) = read_chunk<T, sizeof(T)>(from, valid);
+      for (i32 i = 0; i < Rows::count; ++i, from.next()) {
+        to.copied(i, thread.lane) = read_chunk<T, sizeof(T)>(from.at, from.row < count ? Rows::elements : 0);
       }
     }
   }
 
-  FLASHGEN_DEVICE void read(Tile tile, bool rotates, Thread thread) {
-    const i32 first = segment(thread) * segment_chunks;
-    const bool exists = segment(thread) < segments;
+  // Takes the segment out of shared memory, which then has room for others.
+  FLASHGEN_DEVICE void read(Incoming from, Thread thread) {
+    constexpr i32 run_chunks = run / Rows::elements;
+    const i32 part = thread.lane / lanes_apart;
+    Vec16 chunks[Rows::count];
 #pragma unroll
-    for (i32 j = 0; j < segment_chunks; ++j) {
-      const i32 row = (first + j) / Tile::chunks, chunk = (first + j) % Tile::chunks;
-      Vec16 words = {.words = {0, 0, 0, 0}};
-      if (exists) words = tile.vector_at(row, chunk);
-      const u32 signs = rotates ? rotation_signs(chunk) : 0;
+    for (i32 j = 0; j < Rows::count; ++j) {
+      chunks[j] = from.of_group((part * Rows::count ^ part * run_chunks) ^ j, thread.lane);
+    }
+    warp_sync();
+    const i32 first = (thread.warp * kWarpSize + thread.lane % lanes_apart * parts + part) * Rows::count;
 #pragma unroll
-      for (i32 i = 0; i < Tile::chunk_elements; ++i) {
-        const T element{static_cast<u16>(words.words[i / 2] >> (16 * (i % 2)))};
-        x[j * Tile::chunk_elements + i] =
-            float_of(bits_of(to_float(element)) ^ (signs << (31 - i) & 0x80000000u));
+    for (i32 j = 0; j < Rows::count; ++j) {
+      // The bits of an even column and of the next one, 16 places apart.
+      u32 signs = 0;
+      if constexpr (group > 1) {
+        signs =
+            rotation_signs(static_cast<u32>((first ^ part * run_chunks) ^ j) % Rows::row_chunks) * 0x8001u;
+      }
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) {
+        const u32 pair = chunks[j].words[i] ^ (signs << (15 - 2 * i) & 0x80008000u);
+        x[j * Rows::elements + 2 * i] = to_float(T{static_cast<u16>(pair)});
+        x[j * Rows::elements + 2 * i + 1] = to_float(T{static_cast<u16>(pair >> 16)});
       }
     }
   }
 
   // The Hadamard transform of each group, sqrt(group) times too large. Differences are taken between
-  // elements 1 apart, then 2, 4 ..., the largest ones between lanes.
+  // elements 1 apart, then 2, 4 ... For the largest ones, lanes first exchange one of each two runs: those
+  // that they keep stand where the others have those that they give away.
   FLASHGEN_DEVICE void rotate(Thread thread) {
-#pragma unroll
-    for (i32 apart = 1; apart < smaller(group, kSegment); apart *= 2) {
+    const i32 part = thread.lane / lanes_apart;
+    const auto each_pair = [&](i32 apart, const auto& combine) {
 #pragma unroll
       for (i32 i = 0; i < kSegment; ++i) {
-        if ((i & apart) != 0) continue;
-        const float a = x[i], b = x[i + apart];
-        x[i] = a + b;
-        x[i + apart] = a - b;
+        if ((i & apart) == 0) combine(x[i], x[i + apart]);
       }
+    };
+#pragma unroll
+    for (i32 apart = 1; apart < smaller(group, run); apart *= 2) {
+      each_pair(apart, [](float& a, float& b) {
+        const float sum = a + b;
+        b = a - b;
+        a = sum;
+      });
     }
 #pragma unroll
-    for (i32 apart = lanes_apart; apart < kWarpSize; apart *= 2) {
-      const float sign = (thread.lane & apart) == 0 ? 1.0f : -1.0f;
+    for (i32 apart = run; apart < kSegment; apart *= 2) {
+      const float sign = (part & apart / run) == 0 ? 1.0f : -1.0f;
+      each_pair(apart, [&](float& kept, float& given) {
+        const float other = kept;
+        kept = fused_multiply_add(kept, sign, given);
+        given = fused_multiply_add(given, -sign, other);
+      });
+    }
 #pragma unroll
-      for (i32 i = 0; i < kSegment; ++i) x[i] = fused_multiply_add(x[i], sign, shuffle_xor(x[i], apart));
+    for (i32 apart = run; apart < kSegment; apart *= 2) {
+      const i32 lanes = apart / run * lanes_apart;
+      const float sign = (part & apart / run) == 0 ? 1.0f : -1.0f;
+      each_pair(apart, [&](float& kept, float& given) {
+        const float taken = shuffle_xor(given, lanes);
+        given = fused_multiply_add(taken, -sign, kept * sign);
+        kept += taken;
+      });
     }
   }
 
-  // The negative of the largest magnitude; minus infinity or NaN if an element is not finite.
-  FLASHGEN_DEVICE float bound() const {
-    float least = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < kSegment; ++i) least = minimum_or_nan(least, negative(x[i]));
-    return least;
-  }
+  // The largest magnitude; infinity or NaN if an element is not finite.
+  FLASHGEN_DEVICE float largest() const { return largest_of<kSegment>([&](i32 i) { return x[i]; }); }
 
   // The same of the finite elements alone.
-  FLASHGEN_DEVICE float bound_of_finite() const {
-    float least = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < kSegment; ++i) {
-      if (negative(x[i]) > -kInfinity) least = minimum_or_nan(least, negative(x[i]));
-    }
-    return least;
+  FLASHGEN_DEVICE float largest_finite() const {
+    return largest_of<kSegment>([&](i32 i) { return x[i] - x[i] == 0.0f ? x[i] : 0.0f; });
   }
 
-  // The codes of x times a factor. They take the place of the tile. e4m3 has no infinity: it becomes NaN.
+  // The codes of x times a factor, into shared memory. e4m3 has no infinity: it becomes NaN.
   template <bool all_finite>
-  FLASHGEN_DEVICE void round(u8* codes, float factor, Thread thread) const {
+  FLASHGEN_DEVICE void round(Outgoing to, float factor, Thread thread) const {
+    constexpr i32 run_chunks = run / Codes::elements;
+    const i32 part = thread.lane / lanes_apart;
     const auto number = [&](i32 i) {
       const float y = x[i] * factor;
       return all_finite ? y : y + (y - y);
     };
-    if (segment(thread) >= segments) return;
 #pragma unroll
-    for (i32 j = 0; j < kSegment / kChunkBytes; ++j) {
+    for (i32 j = 0; j < Codes::count; ++j) {
       Vec16 chunk;
 #pragma unroll
       for (i32 i = 0; i < 4; ++i) {
-        const i32 k = j * kChunkBytes + 4 * i;
+        const i32 k = j * Codes::elements + 4 * i;
         chunk.words[i] = pack_four(e4m3_t{}, number(k), number(k + 1), number(k + 2), number(k + 3));
       }
-      code_chunk(codes, segment(thread) * (kSegment / kChunkBytes) + j) = chunk;
+      const i32 place = j % run_chunks + j / run_chunks * Codes::count;
+      to.of_group(part * run_chunks ^ place, thread.lane) = chunk;
     }
   }
 
-  FLASHGEN_DEVICE static void store(const u8* codes, GlobalRows<e4m3_t> to, Thread thread) {
-    constexpr i32 chunks = head_dim / kChunkBytes;
-    const i32 count = smaller(block, to.row_count) * chunks;
-#pragma unroll 4
-    for (i32 i = thread.index(); i < count; i += threads) {
-      *reinterpret_cast<Vec16*>(to.at(i / chunks, i % chunks * kChunkBytes)) = code_chunk(codes, i);
-    }
-  }
-
- private:
-  FLASHGEN_DEVICE static float negative(float value) { return float_of(bits_of(value) | 0x80000000u); }
-
-  // Chunks of codes are swizzled so that neighboring segments of four lie in different banks.
-  template <class Byte>
-  FLASHGEN_DEVICE static auto& code_chunk(Byte* codes, i32 i) {
-    const i32 place = (i & ~3) | ((i ^ (i >> 3)) & 3);
-    if constexpr (requires(Byte byte) { *codes = byte; }) {
-      return *reinterpret_cast<Vec16*>(codes + place * kChunkBytes);
-    } else {
-      return *reinterpret_cast<const Vec16*>(codes + place * kChunkBytes);
+  // Brings a warp's codes into the rows that exist.
+  FLASHGEN_DEVICE static void store(Outgoing from, GlobalRows<e4m3_t> rows, Thread thread) {
+    const i32 count = smaller(block, rows.row_count);
+    Codes to = Codes::of(rows, thread);
+#pragma unroll
+    for (i32 i = 0; i < Codes::count; ++i, to.next()) {
+      if (to.row < count) *reinterpret_cast<Vec16*>(to.at) = from.copied(i, thread.lane);
     }
   }
 };
 
-// Shared memory: room for a block of rows, and two floats for each warp.
+// The largest value of a block's threads, or NaN if there is one. Each call uses the other half of `scratch`
+// than the one before: a thread may still read that one.
+template <i32 warps>
+struct BlockMaximum {
+  float* scratch;
+  i32 half = 0;
+
+  FLASHGEN_DEVICE float of(float value, Thread thread) {
+#pragma unroll
+    for (i32 apart = kWarpSize / 2; apart > 0; apart /= 2) {
+      value = maximum_magnitude(value, shuffle_xor(value, apart));
+    }
+    float* const values = scratch + half * warps;
+    half ^= 1;
+    if (thread.lane == 0) values[thread.warp] = value;
+    block_sync();
+    return largest_of<warps>([&](i32 warp) { return values[warp]; });
+  }
+};
+
+// Shared memory: for each warp its segments, their codes, and two floats.
 struct Scratch {
   u8* rows;
-  float* bounds;
+  u8* codes;
+  float* maxima;
 };
 
-// Quantizes one block of rows. `rows` and `codes` begin with it.
-template <QuantizeConfig config, i32 head_dim, class T>
-FLASHGEN_DEVICE void quantize_block(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scale,
-                                    bool rotates, bool is_aligned, Scratch scratch, Thread thread) {
-  using Rows = RowBlock<T, head_dim, config.block, config.warps>;
-  const typename Rows::Tile tile{scratch.rows};
-  Rows::load(tile, rows, is_aligned, thread);
-  block_sync();
+// Quantizes up to `blocks` blocks of rows, one after another. `rows`, `codes` and `scales` begin with
+// the first. A block's rows are on their way while the one before is computed.
+template <QuantizeConfig config, i32 head_dim, bool rotates, class T>
+FLASHGEN_DEVICE void quantize_rows(GlobalRows<const T> rows, GlobalRows<e4m3_t> codes, float* scales,
+                                   i32 blocks, bool is_aligned, Scratch scratch, Thread thread) {
+  constexpr i32 group = rotates ? rotated_together(head_dim) : 1;
+  using Part = Segment<T, head_dim, config.block, group>;
+  const typename Part::Incoming incoming{scratch.rows + thread.warp * Part::Incoming::bytes};
+  const typename Part::Outgoing outgoing{scratch.codes + thread.warp * Part::Outgoing::bytes};
+  BlockMaximum<config.warps> maximum_of{scratch.maxima};
+  Part::fetch(incoming, rows, is_aligned, thread);
+#pragma unroll 1
+  for (i32 i = 0; i < blocks && codes.row_count > 0; ++i) {
+    wait_for_copies<true, 0>();
+    warp_sync();
+    Part part;
+    part.read(incoming, thread.recomputed());
+    rows.data += config.block * rows.stride;
+    rows.row_count -= config.block;
+    if (i + 1 < blocks && rows.row_count > 0) {
+      Part::fetch(incoming, rows, is_aligned, thread.recomputed());
+    }
 
-  Rows held;
-  held.read(tile, rotates, thread);
-  if (rotates) held.rotate(thread);
-
-  float bound = block_minimum<config.warps>(held.bound(), scratch.bounds, thread);
-  const bool all_finite = bound > -kInfinity;
-  if (!all_finite) {
-    bound = block_minimum<config.warps>(held.bound_of_finite(), scratch.bounds + config.warps, thread);
+    if constexpr (group > 1) part.rotate(thread);
+    float largest = maximum_of.of(part.largest(), thread);
+    const bool all_finite = largest < kInfinity;
+    if (!all_finite) largest = maximum_of.of(part.largest_finite(), thread);
+    largest = maximum(largest, kLeastMaximum);
+    const float factor = kLargestE4m3 / largest;
+    if (all_finite) {
+      part.template round<true>(outgoing, factor, thread.recomputed());
+    } else {
+      part.template round<false>(outgoing, factor, thread.recomputed());
+    }
+    if (thread.index() == 0) {
+      scales[i] = largest * inverse_root(group) / kLargestE4m3;
+    }
+    warp_sync();
+    Part::store(outgoing, codes, thread.recomputed());
+    codes.data += config.block * codes.stride;
+    codes.row_count -= config.block;
   }
-  const float largest = maximum(-bound, kLeastMaximum), factor = kLargestE4m3 / largest;
-  if (all_finite) {
-    held.template round<true>(scratch.rows, factor, thread);
-  } else {
-    held.template round<false>(scratch.rows, factor, thread);
-  }
-  if (thread.index() == 0) {
-    *scale = largest * (rotates ? inverse_root(Rows::group) : 1.0f) / kLargestE4m3;
-  }
-  block_sync();
-  Rows::store(scratch.rows, codes, thread);
 }
 
 }  // namespace flashgen
@@ -557,20 +625,25 @@ struct Params {
   i32 len_q, len_kv;
   i32 rotates;     // 1: queries and keys are rotated
   i32 is_aligned;  // 1: all rows begin at multiples of 16 bytes
+  i32 blocks;      // blocks of rows of each block of threads; the grid is smaller in proportion
 };
-static_assert(sizeof(Params) == 288, "the launcher packs Params into 288 bytes");
+static_assert(sizeof(Params) == 296, "the launcher packs Params into 296 bytes");
 
 namespace smem {
-constexpr u32 kRows = 0;         // then their codes
-constexpr u32 kScratch = 32768;  // two numbers for each warp
+constexpr u32 kRows = 0;
+constexpr u32 kCodes = 32768;
+constexpr u32 kMaxima = 49152;  // two of each warp
 
 }  // namespace smem
 
-FLASHGEN_KERNEL(256, 3) quantize_d128_e4m3_scales128_sm89(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(256, 2) quantize_d128_e4m3_scales128_sm89(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
-  const Place place = Place::current();
-  const i32 first_row = place.tile * kConfig.block;
+  // Blocks start in the order of x, then of y. Neighboring ones take the same rows of neighboring heads, which
+  // lie side by side in memory; and values, which take less time, come in between.
+  const i32 number = block_idx_y() * grid_dim_x() + block_idx_x(), heads = p.heads_q + 2 * p.heads_kv;
+  const Place place{number / heads, number % heads, block_idx_z()};
+  const i32 first_block = place.tile * p.blocks, first_row = first_block * kConfig.block;
 
   // Heads of queries come first, then those of keys, then those of values.
   const bool is_value = place.head >= p.heads_q + p.heads_kv;
@@ -582,25 +655,30 @@ FLASHGEN_KERNEL(256, 3) quantize_d128_e4m3_scales128_sm89(FLASHGEN_GRID_CONSTANT
     if (count <= 0) return;
     rows = {p.q + place.sequence * p.q_batch + row * p.q_row + head * p.q_head, p.q_row, count};
     codes = {p.q8 + place.sequence * p.q8_batch + row * p.q8_row + head * p.q8_head, p.q8_row, count};
-    scale = p.q_scale + place.sequence * p.q_scale_batch + head * p.q_scale_head + place.tile;
+    scale = p.q_scale + place.sequence * p.q_scale_batch + head * p.q_scale_head + first_block;
 
   } else if (!is_value) {
     const i32 head = place.head - p.heads_q, row = first_row, count = p.len_kv - first_row;
     if (count <= 0) return;
     rows = {p.k + place.sequence * p.k_batch + row * p.k_row + head * p.k_head, p.k_row, count};
     codes = {p.k8 + place.sequence * p.k8_batch + row * p.k8_row + head * p.k8_head, p.k8_row, count};
-    scale = p.k_scale + place.sequence * p.k_scale_batch + head * p.k_scale_head + place.tile;
+    scale = p.k_scale + place.sequence * p.k_scale_batch + head * p.k_scale_head + first_block;
 
   } else {
     const i32 head = place.head - p.heads_q - p.heads_kv, row = first_row, count = p.len_kv - first_row;
     if (count <= 0) return;
     rows = {p.v + place.sequence * p.v_batch + row * p.v_row + head * p.v_head, p.v_row, count};
     codes = {p.v8 + place.sequence * p.v8_batch + row * p.v8_row + head * p.v8_head, p.v8_row, count};
-    scale = p.v_scale + place.sequence * p.v_scale_batch + head * p.v_scale_head + place.tile;
+    scale = p.v_scale + place.sequence * p.v_scale_batch + head * p.v_scale_head + first_block;
   }
 
   // Queries and keys are rotated alike, which does not change their products. Values are not rotated.
-  const bool rotates = p.rotates != 0 && !is_value;
-  const Scratch scratch{shared + smem::kRows, reinterpret_cast<float*>(shared + smem::kScratch)};
-  quantize_block<kConfig, kConfig.head_dim>(rows, codes, scale, rotates, p.is_aligned != 0, scratch, thread);
+  const bool is_aligned = p.is_aligned != 0, rotates = p.rotates != 0 && !is_value;
+  const Scratch scratch{shared + smem::kRows, shared + smem::kCodes,
+                        reinterpret_cast<float*>(shared + smem::kMaxima)};
+  if (rotates) {
+    quantize_rows<kConfig, kConfig.head_dim, true>(rows, codes, scale, p.blocks, is_aligned, scratch, thread);
+  } else {
+    quantize_rows<kConfig, kConfig.head_dim, false>(rows, codes, scale, p.blocks, is_aligned, scratch, thread);
+  }
 }
