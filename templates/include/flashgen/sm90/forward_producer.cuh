@@ -73,7 +73,7 @@ struct ForwardShared {
       v_ring().init(1, kConsumerWarps);
     }
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -89,7 +89,7 @@ struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
   // Whether run() loads V.
-  static constexpr bool kLoadsValues = !Tile::in_pages;
+  static constexpr bool kLoadsValues = !Tile::in_pages || Shared::transposes;
   using Message = typename Blocks::Message;
 
   const Params& p;
