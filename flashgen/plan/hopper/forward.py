@@ -154,6 +154,8 @@ def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byte
     if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or access_bytes != EIGHT_BIT_STEP):
         # Keys do not have the dtype of queries, or rows are no whole chunks.
         return False
+    if spec.cache_dtype is not None and arch.has_wgmma and fault_of(spec, schedule, arch) is not None:
+        return False
     return why_not(replace(spec, cache=None, cache_dtype=None), schedule, arch, access_bytes) is None
 
 
