@@ -126,9 +126,9 @@ def evaluate(
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
-    given = read_problem(
-        spec, q, k, v, do, scale=scale, dtype=np.float32 if spec.cache_dtype else element.numpy(), qv=qv
-    )
+    # What a cache holds is scaled already, and may be no number of its dtype.
+    dtype = np.float32 if element.is_eight_bit and spec.cache else element.numpy()
+    given = read_problem(spec, q, k, v, do, scale=scale, dtype=dtype, qv=qv)
     if element.is_eight_bit:
         wide = {name: getattr(given, name).astype(np.float32) for name in "qkv"}
         given = scaled(spec, replace(given, **wide), scales or {})
