@@ -31,15 +31,15 @@
 //          1326  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1398  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1460  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1623  What 8-bit queries, keys and values are multiplied by.
-//          1642  The order in which persistent blocks draw tiles.
-//          1678  Which tile of queries a persistent block computes next.
-//          1711  The scheduler.
-//          1780  What happens to products Q K^T before the softmax.
-//          1801  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1885  O += P V.
-//          1922  The forward pass on Hopper.
-//          2301  The kernel: its configuration, parameters and text.
+//          1624  What 8-bit queries, keys and values are multiplied by.
+//          1643  The order in which persistent blocks draw tiles.
+//          1679  Which tile of queries a persistent block computes next.
+//          1712  The scheduler.
+//          1781  What happens to products Q K^T before the softmax.
+//          1802  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1886  O += P V.
+//          1925  The forward pass on Hopper.
+//          2304  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1475,6 +1475,7 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1505,7 +1506,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -1891,6 +1892,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;

@@ -31,20 +31,20 @@
 //          1389  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1461  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1523  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1699  The scales of 8-bit queries and keys.
-//          1714  What 8-bit queries, keys and values are multiplied by.
-//          1765  The order in which persistent blocks draw tiles.
-//          1801  Which tile of queries a persistent block computes next.
-//          1834  The scheduler.
-//          1903  What happens to products Q K^T before the softmax.
-//          1924  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1994  The forward pass on Hopper.
-//          2397  Instructions, one per function: eight_bits.
-//          2427  The online softmax of e4m3 probabilities.
-//          2516  The transposers.
-//          2599  O += P V for e4m3 values.
-//          2756  Positions in rings whose number of slots is no power of two.
-//          2780  The kernel: its configuration, parameters and text.
+//          1700  The scales of 8-bit queries and keys.
+//          1715  What 8-bit queries, keys and values are multiplied by.
+//          1766  The order in which persistent blocks draw tiles.
+//          1802  Which tile of queries a persistent block computes next.
+//          1835  The scheduler.
+//          1904  What happens to products Q K^T before the softmax.
+//          1925  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1995  The forward pass on Hopper.
+//          2398  Instructions, one per function: eight_bits.
+//          2428  The online softmax of e4m3 probabilities.
+//          2517  The transposers.
+//          2600  O += P V for e4m3 values.
+//          2758  Positions in rings whose number of slots is no power of two.
+//          2782  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1538,6 +1538,7 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1573,7 +1574,7 @@ struct ForwardShared {
     v_ring().init(Values::transposers, kConsumerWarps);
     for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -2621,6 +2622,7 @@ struct EightBitValues {
   // V as TMA writes it, and V^T.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = PanelTile<T, cfg.head_dim_v, cfg.tile_kv>;
+  static constexpr bool transposes = true;
   static constexpr i32 transposers = kTransposers;
   static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
   static constexpr bool overlaps_steps = overlaps;

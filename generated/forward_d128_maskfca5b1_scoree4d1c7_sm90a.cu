@@ -33,18 +33,18 @@
 //          1405  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1507  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1569  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1736  What 8-bit queries, keys and values are multiplied by.
-//          1755  The order in which persistent blocks draw tiles.
-//          1791  Which tile of queries a persistent block computes next.
-//          1824  The scheduler.
-//          1893  Scores.
-//          1950  What happens to products Q K^T before the softmax.
-//          2001  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          2085  O += P V.
-//          2122  The forward pass on Hopper.
-//          2500  What the printed text of a mask or score is made of.
-//          2686  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2794  The kernel: its configuration, parameters and text.
+//          1737  What 8-bit queries, keys and values are multiplied by.
+//          1756  The order in which persistent blocks draw tiles.
+//          1792  Which tile of queries a persistent block computes next.
+//          1825  The scheduler.
+//          1894  Scores.
+//          1951  What happens to products Q K^T before the softmax.
+//          2002  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          2086  O += P V.
+//          2125  The forward pass on Hopper.
+//          2503  What the printed text of a mask or score is made of.
+//          2689  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2797  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1584,6 +1584,7 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1617,7 +1618,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -2091,6 +2092,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;

@@ -31,15 +31,15 @@
 //          1297  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1369  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1431  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1594  What 8-bit queries, keys and values are multiplied by.
-//          1613  The order in which persistent blocks draw tiles.
-//          1649  Which tile of queries a persistent block computes next.
-//          1682  The scheduler.
-//          1751  What happens to products Q K^T before the softmax.
-//          1772  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1842  O += P V.
-//          1876  The forward pass on Hopper.
-//          2241  The kernel: its configuration, parameters and text.
+//          1595  What 8-bit queries, keys and values are multiplied by.
+//          1614  The order in which persistent blocks draw tiles.
+//          1650  Which tile of queries a persistent block computes next.
+//          1683  The scheduler.
+//          1752  What happens to products Q K^T before the softmax.
+//          1773  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1843  O += P V.
+//          1879  The forward pass on Hopper.
+//          2244  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1446,6 +1446,7 @@ struct ForwardShared {
   using TileRing = Ring<kForwardTileStages>;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1476,7 +1477,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -1848,6 +1849,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
