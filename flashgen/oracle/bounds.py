@@ -109,13 +109,13 @@ def bounds(
         if name != "lse":
             error = _largest_error(getattr(result, name), reference)
             steps = step * max(largest(reference), reached.of_o.get(name, 0.0))
-            if spec.multiplies_eight_bits:
+            if spec.element.is_eight_bit:
                 steps += ROUNDING_STEPS * E4M3.epsilon * reached.of_p
             limits[name] = FACTOR * error + max(steps, step32 * reached.of_float32[name])
     lse = exact[1]
     lse_limit = LSE_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(lse), np.abs(lse), 1.0))
     lse_limit = np.maximum(lse_limit, step32 * reached.lse)
-    if spec.multiplies_eight_bits:
+    if spec.element.is_eight_bit:
         of_sums = SUM_EPSILON * np.sqrt(spec.head_dim)
         lse_limit = np.maximum(lse_limit, ROUNDING_STEPS * of_sums * reached.largest_product)
     return Bounds(lse=lse_limit, rounded=result, **limits)

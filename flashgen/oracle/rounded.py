@@ -125,10 +125,11 @@ def evaluate(
     scales: Scales | None = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
-    # With a cache, 8-bit numbers become 16-bit ones before they are multiplied.
-    element = spec.element if spec.multiplies_eight_bits else spec.out_element
-    given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy(), qv=qv)
-    if spec.element.is_eight_bit:
+    element = spec.element
+    # What a cache holds is scaled already, and may be no number of its dtype.
+    dtype = np.float32 if element.is_eight_bit and spec.cache else element.numpy()
+    given = read_problem(spec, q, k, v, do, scale=scale, dtype=dtype, qv=qv)
+    if element.is_eight_bit:
         wide = {name: getattr(given, name).astype(np.float32) for name in "qkv"}
         given = scaled(spec, replace(given, **wide), scales or {})
     rules = Rules(spec, given, captured, dropout, lengths)

@@ -102,7 +102,7 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
     is_alone = forward.role == DECODE
-    if not is_alone and can_prefill(spec, asked, row, access):
+    if (not is_alone or spec.cache_dtype) and can_prefill(spec, asked, row, access):
         kernels += (plan_prefill(spec, asked, row),)
     if not is_alone and can_decode_by_tma(spec, asked, row, access):
         kernels += (plan_decode_sm90(spec, row),)

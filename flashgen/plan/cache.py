@@ -111,6 +111,12 @@ def query_scale_params() -> tuple[Param, ...]:
     )
 
 
+def with_cache_scales(table: ParamTable, spec: AttentionSpec) -> ParamTable:
+    """The parameters of a forward kernel for 8-bit queries beside a cache, whose O has another type."""
+    own = [replace(p, declared="out_t*") if p.name == "o" else p for p in table.params]
+    return ParamTable.widest_first((*own, *scale_params(spec), *query_scale_params()))
+
+
 def _append(forward: KernelPlan) -> KernelPlan:
     spec = forward.spec
     tables = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from flashgen.plan import plan
-from flashgen.plan.cache import DECODE
+from flashgen.plan.cache import DECODE, PREFILL
 from flashgen.plan.calls import takes_call
 from flashgen.plan.hopper.forward_tiles import fallback_tile_kv
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
@@ -43,9 +43,11 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
 def _without_kernels_for_caches(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     """The plan without the kernels of Hopper that another kernel can stand in for."""
     if attention.forward.role == DECODE:
-        # The decode kernel is alone.
+        # No other kernel can stand in for the decode kernel.
         if attention.forward.boxes:
             yield for_alignment(attention, _WITHOUT_TMA)
+        elif attention.has(PREFILL):
+            yield replace(attention, kernels=tuple(kernel for kernel in attention.kernels if kernel.role != PREFILL))
         return
     left = attention.kernels
     for role in ("prefill", "decode"):

@@ -85,7 +85,7 @@ class _Head:
 
     def errors(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """The largest errors of O, LSE, dQ, dK and dV if the roundings of all terms add up."""
-        eps, eight_bits = self.spec.out_element.epsilon, self.spec.multiplies_eight_bits
+        eps, eight_bits = self.spec.out_element.epsilon, self.spec.element.is_eight_bit
         least = FP16_STEP if self.spec.out_element is FP16 else 0.0
         size = abs(self.scale) * np.abs(self.q) @ np.abs(self.k).T
         scores = np.where(self.allowed, self.scale * (self.q @ self.k.T), -np.inf)

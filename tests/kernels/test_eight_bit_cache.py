@@ -355,6 +355,30 @@ def test_many_queries_run_by_the_same_kernel(queries: int) -> None:
     check(kernel_of(spec, "sm_90a"), spec, Scaled(a_call(seqlens=(200, 150, 9), queries=(queries,) * 3), "head"))
 
 
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+@pytest.mark.parametrize("mode", [Mode(), Mode("random", 5), Mode(race=True), Mode("priority", 3, race=True)], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "mask", "score"), [(64, "causal", "none"), (128, "window", "sink"), (96, "holes", "cap")]
+)
+def test_many_8_bit_queries_run_by_hoppers_kernel(cache: str, mode: Mode, dim: int, mask: str, score: str) -> None:
+    spec = spec_of(dim, dtype="e4m3", cache=cache, mask=MASKS[mask], score=SCORES[score])
+    kernel = kernel_of(spec, "sm_90a")
+    for seed in (4, 5):  # scales of sequences and query heads, and of sequences and heads of keys
+        call = a_call(seqlens=(300, 0, 170), queries=(150, 150, 150), page_size=32, seed=seed, heads_kv=4)
+        q, cached, x = arrays_of(spec, call, "sequence")
+        q_scale = query_scale_of(spec, call)
+        with launches(kernel, mode, "prefill") as done:
+            o, lse = kernel(q, x["k"], x["v"], cache=cached, q_scale=q_scale)
+        assert done == {"FlashAttention-3"}
+        for b in range(3):
+            own, scale = of_sequence(cached, b, "sequence"), own_query_scale(q_scale, b)
+            exact, exact_lse = oracle.forward_cached(spec, q[b : b + 1], x["k"], x["v"], own, q_scale=scale)
+            # P has 4 bits.
+            atol = 2**-4 * largest_value(spec, x["v"], own)
+            np.testing.assert_allclose(o[b].astype(np.float64), exact[0], atol=atol)
+            np.testing.assert_allclose(lse[b], exact_lse[0], rtol=1e-3, atol=2e-2)
+
+
 def test_a_cache_without_room_gives_zeros() -> None:
     spec = spec_of(cache="contiguous", mask=fg.full())
     none = as_codes("e4m3", np.zeros((2, 0, 1, 32)))

@@ -83,7 +83,10 @@ def test_an_8_bit_cache_has_one_kernel_with_as_many_bytes_under_way(
     dim: int, dim_v: int, arch: str, fields: Any
 ) -> None:
     made = plan(spec(dim, dim_v, cache_dtype="e4m3", **fields), None, arch)
-    assert [kernel.role for kernel in made.kernels] == ["decode", "append", "clear_gaps"]
+    attending = [kernel.role for kernel in made.kernels if kernel.role not in ("append", "clear_gaps")]
+    # Hopper multiplies 8-bit operands, where rows are whole chunks.
+    multiplies = "dtype" in fields and arch == "sm_90a" and dim % 16 == dim_v % 16 == 0
+    assert attending == ["decode", *(["prefill"] if multiplies else [])]
     assert made.forward is made.kernel("decode")
     row, tiles, smem = get_arch(arch), tiles_of(made.spec, get_arch(arch)), made.forward.smem
     assert tiles is not None

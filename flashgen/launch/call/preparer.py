@@ -182,6 +182,8 @@ class Preparer:
         """The kernel that a call with a cache runs by."""
         invariant = request.side.batch_invariant
         if "forward" not in kernels:
+            if PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem):
+                return PREFILL
             check_units(kernels[DECODE].plan, problem)
             return DECODE
         decode = kernels.get(DECODE)
@@ -273,7 +275,8 @@ class Preparer:
         every = [*given.infos, *(output.at(0) for output in outputs)]
         aligned = (alignment((info,), ARGUMENTS[info.dtype].bytes) for info in given.infos[:_STRIDED])
         access = min(widest, *aligned)
-        if not self._in_boxes(given) and not self._variants.plan(widest).has("forward"):
+        forward = self._variants.plan(widest).forward
+        if not self._in_boxes(given) and forward.role == DECODE and forward.boxes:
             access = min(access, access_without_maps(self._variants.plan(widest)))
         device = given.infos[0].device
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)

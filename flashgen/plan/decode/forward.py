@@ -75,7 +75,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         min_blocks=tiles.blocks,
         is_persistent=True,
         counters=COUNTERS,
-        reasons=(tiles.reason, *_eight_bit_reasons(spec)),
+        reasons=(tiles.reason, *_eight_bit_reasons(spec, arch)),
     )
 
 
@@ -99,13 +99,15 @@ def check_eight_bits(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         )
 
 
-def _eight_bit_reasons(spec: AttentionSpec) -> tuple[str, ...]:
+def _eight_bit_reasons(spec: AttentionSpec, arch: Arch) -> tuple[str, ...]:
     if spec.cache_dtype is None:
         return ()
     return (
         f"{spec.cache_dtype} keys and values become fp16 on their way to tensor cores, which is exact"
         + _QUERY_REASONS.get(spec.dtype, ""),
-        "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each",
+        "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each"
+        if not (spec.element.is_eight_bit and arch.has_wgmma)
+        else "for 64 queries and more Hopper's e4m3 kernel reads the cache, where TMA can copy its rows",
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
-from flashgen.plan.cache import PREFILL
+from flashgen.plan.cache import PREFILL, with_cache_scales
 from flashgen.plan.hopper.forward_tiles import chosen_row, eight_bits_overlap, fault_of, row_of, smem_of, value_parts
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
@@ -25,8 +25,9 @@ from flashgen.plan.hopper.units import (
 )
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE, with_input_scales
-from flashgen.plan.model.plans import Box, Constant, KernelPlan
+from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
+from flashgen.spec.attention import EIGHT_BIT_STEP
 
 #: Head dims times heads of a section, if tiles differ in length. More heads balance the blocks better, as long as K and
 #: V stay in the L2 cache. Of 16, 32 and 64 heads, at S = 512, the fastest were 64 at D=64, 32 at 128 and 16 at 256.
@@ -108,7 +109,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
             Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
         ),
-        params=with_input_scales(params) if spec.element.is_eight_bit else params,
+        params=_with_scales(params, spec),
         smem=smem,
         grid_tile=row.tile_q,
         grid_over="q",
@@ -140,11 +141,22 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     )
 
 
+def _with_scales(params: ParamTable, spec: AttentionSpec) -> ParamTable:
+    if not spec.element.is_eight_bit:
+        return params
+    return with_cache_scales(params, spec) if spec.cache else with_input_scales(params)
+
+
 def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
     """Whether calls with a cache and many new queries run by this kernel."""
-    if spec.cache is None or schedule != Schedule():
+    if spec.cache is None or schedule != Schedule() or spec.qv or spec.page_scales:
         return False
-    return why_not(replace(spec, cache=None), schedule, arch, access_bytes) is None
+    if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or access_bytes != EIGHT_BIT_STEP):
+        # Keys do not have the dtype of queries, or rows are no whole chunks.
+        return False
+    if spec.cache_dtype is not None and arch.has_wgmma and fault_of(spec, schedule, arch) is not None:
+        return False
+    return why_not(replace(spec, cache=None, cache_dtype=None), schedule, arch, access_bytes) is None
 
 
 def plan_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> KernelPlan:

@@ -49,6 +49,8 @@ _PARTED_VALUES = 128
 _NARROW_VALUES = 64
 #: Registers that a thread needs besides accumulators, for 16 and for 8 bits.
 _OTHER_REGISTERS, _OTHER_REGISTERS_EIGHT_BITS = 30, 24
+#: The same for a cache: where its rows lie, and their scales. Two products with V then leave too few.
+_OTHER_REGISTERS_CACHED = 40
 _CONSUMERS = (2, 3)
 #: Barriers and the slots that announce tiles are aligned to this.
 _WORD = 16
@@ -200,6 +202,8 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
 
 def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
     others = _OTHER_REGISTERS_EIGHT_BITS if spec.element.is_eight_bit else _OTHER_REGISTERS
+    if spec.cache_dtype and eight_bits_overlap(spec):
+        others = _OTHER_REGISTERS_CACHED
     return _accumulators(spec, row) + others <= row.register_split()[1]
 
 

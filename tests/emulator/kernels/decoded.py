@@ -20,6 +20,8 @@ SEQLENS, LEFTPAD = (700, 0, 90, 330), (9, 0, 20, 0)
 #: Maxima of different parts of the keys then differ by much.
 QUERIES = 4.0
 TOLERANCE = 1e-2
+#: Where the kernel rounds P to e4m3, and values reach 16.
+TOLERANCE_OF_E4M3 = 0.5
 
 
 def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end", **options: Any) -> list[str]:
@@ -37,7 +39,12 @@ def check_decoded(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end
     return [
         name
         for name, value in found.items()
-        if not np.allclose(value.astype(np.float32), exact[name], atol=TOLERANCE, equal_nan=True)
+        if not np.allclose(
+            value.astype(np.float32),
+            exact[name],
+            atol=TOLERANCE if case.len_q < 64 or name == "lse" else TOLERANCE_OF_E4M3,
+            equal_nan=True,
+        )
     ]
 
 

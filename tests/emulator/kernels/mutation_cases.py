@@ -102,6 +102,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "decode, sink": (replace(DECODE, score=capped(9.0, 6.0)), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, also of queries": (QUERIES_TOO, (3, 0), {"heads": 8, "heads_kv": 2}),
+    "prefill on Hopper, 8 bits": (
+        replace(QUERIES_TOO, mask=causal()),
+        (70, 0),
+        {"heads": 4, "heads_kv": 2, "page_size": 24, "multiprocessors": 1, "arch": "sm_90a"},
+    ),
     "decode, 8 bits, scales of pages": (replace(E4M3, page_scales=True), (3, 0), {"heads": 8, "heads_kv": 2}),
     "decode, 8 bits, non-finite value": (E4M3, (3, 0), {"heads": 8, "heads_kv": 2, "infinite_value_from_end": 1}),
     # The last token alone attends to the last value, which is NaN.

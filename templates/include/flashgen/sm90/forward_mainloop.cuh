@@ -412,8 +412,7 @@ struct ForwardMainloop {
       // The warps after the scheduler.
       if constexpr (Values::transposes) {
         if (thread.warp >= 2) Values::run_transposer(shared, thread);
-      }
-      if constexpr (Tile::in_pages) {
+      } else if constexpr (Tile::in_pages) {
         if (thread.warp == 2) producer.run_values();
       }
     }

@@ -70,7 +70,7 @@ struct ForwardShared {
       v_ring().init(1, kConsumerWarps);
     }
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -83,8 +83,9 @@ struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
   static constexpr i32 kBlocksAfterRequest = 4;
   // Whether run() loads V. A block of keys in pages is many boxes, and a warp issues them one after another.
-  // So two warps load them: run() then loads Q and K, and run_values() V.
-  static constexpr bool kLoadsValues = !Tile::in_pages;
+  // So two warps load them: run() then loads Q and K, and run_values() V. Where warps transpose V, none is
+  // left for that.
+  static constexpr bool kLoadsValues = !Tile::in_pages || Shared::transposes;
   using Message = typename Blocks::Message;
   using TileState = RingState<kForwardTileStages>;
 
