@@ -31,15 +31,15 @@
 //          1262  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1334  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1395  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1538  What queries, keys and values are multiplied by.
-//          1552  The order in which persistent blocks draw tiles.
-//          1587  Which tile of queries a persistent block computes next.
-//          1620  The scheduler.
-//          1687  What happens to products Q K^T before the softmax.
-//          1702  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1771  O += P V.
-//          1807  The forward pass on Hopper.
-//          2170  The kernel: its configuration, parameters and text.
+//          1539  What queries, keys and values are multiplied by.
+//          1553  The order in which persistent blocks draw tiles.
+//          1588  Which tile of queries a persistent block computes next.
+//          1621  The scheduler.
+//          1688  What happens to products Q K^T before the softmax.
+//          1703  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1772  O += P V.
+//          1810  The forward pass on Hopper.
+//          2173  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1406,6 +1406,7 @@ struct ForwardShared {
   using VTile = typename Values::Operand;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1432,7 +1433,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -1776,6 +1777,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;

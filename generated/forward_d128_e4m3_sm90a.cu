@@ -31,20 +31,20 @@
 //          1326  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1398  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1459  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1616  The scales of 8-bit queries and keys.
-//          1631  What queries, keys and values are multiplied by.
-//          1681  The order in which persistent blocks draw tiles.
-//          1716  Which tile of queries a persistent block computes next.
-//          1749  The scheduler.
-//          1816  What happens to products Q K^T before the softmax.
-//          1831  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1886  The forward pass on Hopper.
-//          2273  Instructions, one per function: eight_bits.
-//          2303  The online softmax of e4m3 probabilities.
-//          2392  The transposers.
-//          2476  O += P V for e4m3 values.
-//          2633  Positions in rings whose number of slots is no power of two.
-//          2657  The kernel: its configuration, parameters and text.
+//          1617  The scales of 8-bit queries and keys.
+//          1632  What queries, keys and values are multiplied by.
+//          1682  The order in which persistent blocks draw tiles.
+//          1717  Which tile of queries a persistent block computes next.
+//          1750  The scheduler.
+//          1817  What happens to products Q K^T before the softmax.
+//          1832  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1887  The forward pass on Hopper.
+//          2274  Instructions, one per function: eight_bits.
+//          2304  The online softmax of e4m3 probabilities.
+//          2393  The transposers.
+//          2477  O += P V for e4m3 values.
+//          2635  Positions in rings whose number of slots is no power of two.
+//          2659  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1470,6 +1470,7 @@ struct ForwardShared {
   using VTile = typename Values::Operand;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
   using VRing = Ring<cfg.stages>;
 
   u8* base;
@@ -1502,7 +1503,7 @@ struct ForwardShared {
     v_ring().init(Values::transposers, kConsumerWarps);
     for (i32 slot = 0; slot < cfg.stages; ++slot) is_end(slot) = 0;
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -2498,6 +2499,7 @@ struct EightBitValues {
   // V as TMA writes it, and V^T.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = PanelTile<T, cfg.head_dim_v, cfg.tile_kv>;
+  static constexpr bool transposes = true;
   static constexpr i32 transposers = kTransposers;
   static_assert(parts == 1 || !overlaps, "the registers do not suffice for O, a part and S");
   static constexpr bool overlaps_steps = overlaps;

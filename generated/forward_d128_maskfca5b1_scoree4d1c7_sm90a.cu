@@ -33,18 +33,18 @@
 //          1340  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1442  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1503  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1650  What queries, keys and values are multiplied by.
-//          1664  The order in which persistent blocks draw tiles.
-//          1699  Which tile of queries a persistent block computes next.
-//          1732  The scheduler.
-//          1799  Scores.
-//          1856  What happens to products Q K^T before the softmax.
-//          1908  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1977  O += P V.
-//          2013  The forward pass on Hopper.
-//          2377  What the printed text of a mask or score is made of.
-//          2562  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2670  The kernel: its configuration, parameters and text.
+//          1651  What queries, keys and values are multiplied by.
+//          1665  The order in which persistent blocks draw tiles.
+//          1700  Which tile of queries a persistent block computes next.
+//          1733  The scheduler.
+//          1800  Scores.
+//          1857  What happens to products Q K^T before the softmax.
+//          1909  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1978  O += P V.
+//          2016  The forward pass on Hopper.
+//          2380  What the printed text of a mask or score is made of.
+//          2565  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2673  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1514,6 +1514,7 @@ struct ForwardShared {
   using VTile = typename Values::Operand;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1543,7 +1544,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -1982,6 +1983,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;

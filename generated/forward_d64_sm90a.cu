@@ -31,15 +31,15 @@
 //          1234  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1306  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1367  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1510  What queries, keys and values are multiplied by.
-//          1524  The order in which persistent blocks draw tiles.
-//          1559  Which tile of queries a persistent block computes next.
-//          1592  The scheduler.
-//          1659  What happens to products Q K^T before the softmax.
-//          1674  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1729  O += P V.
-//          1762  The forward pass on Hopper.
-//          2109  The kernel: its configuration, parameters and text.
+//          1511  What queries, keys and values are multiplied by.
+//          1525  The order in which persistent blocks draw tiles.
+//          1560  Which tile of queries a persistent block computes next.
+//          1593  The scheduler.
+//          1660  What happens to products Q K^T before the softmax.
+//          1675  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1730  O += P V.
+//          1765  The forward pass on Hopper.
+//          2112  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1378,6 +1378,7 @@ struct ForwardShared {
   using VTile = typename Values::Operand;
   using Checks = TileChecks<kConsumerWarps>;
   using Message = typename Blocks::Message;
+  static constexpr bool transposes = Values::transposes;
 
   u8* base;
   u32 start;
@@ -1404,7 +1405,7 @@ struct ForwardShared {
     k_ring().init(1, kConsumerWarps);
     v_ring().init(1, kConsumerWarps);
     // Producers read announcements, too.
-    tile_ring().init(1, kConsumerWarps + (Tile::in_pages ? 2 : 1));
+    tile_ring().init(1, kConsumerWarps + (Tile::in_pages && !transposes ? 2 : 1));
     checks().init();
     fence_mbarrier_init();
   }
@@ -1734,6 +1735,8 @@ struct SixteenBitValues {
   // V as TMA writes it, and as products read it.
   using Loaded = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using Operand = Loaded;
+  // Whether warps transpose V.
+  static constexpr bool transposes = false;
 
   template <class Logits>
   using Softmax = RowSoftmax<T, cfg.tile_kv, cfg.anchored, Logits>;
