@@ -20,8 +20,6 @@ import torch
 from timing import milliseconds
 
 import flashgen as fg
-from flashgen.launch import quantizer
-from flashgen.plan import quantize as quantize_plan
 
 CALLS, ROUNDS = 20, 7
 
@@ -91,13 +89,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    parser.add_argument("--blocks", type=int, help="most blocks of rows per block of threads")
-    parser.add_argument("--resident-threads", type=int, help="threads per multiprocessor")
     given, found = parser.parse_args(), []
-    if given.blocks is not None:
-        quantizer._MOST_BLOCKS = given.blocks
-    if given.resident_threads is not None:
-        quantize_plan._RESIDENT_THREADS = given.resident_threads
     print(torch.cuda.get_device_name())
     print("| B, S, H/Hk, D, block | dtype | rotated | us | GB/s | copy GB/s | of copy | of fp8_attention |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
