@@ -27,7 +27,6 @@ NAME = "fgen"
 _HARMLESS = frozenset(
     [
         "cache_position",
-        "logits_indices",
         "num_items_in_batch",
         "output_hidden_states",
         "output_router_logits",
