@@ -21,7 +21,12 @@ from flashgen.torch.options import Options
 from flashgen.torch.program import Program
 
 #: Options that only the cache reads.
-OPTIONS = frozenset(["cache", "read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"])
+OPTIONS = frozenset(
+    [
+        *("cache", "read_index", "write_index", "block_table", "k_cache", "v_cache"),
+        *("logits_indices", "logits_processor_args"),
+    ]
+)
 #: The names that flashgen is registered under.
 _names: set[str] = set()
 
@@ -56,6 +61,21 @@ def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict
         kind = allocator.layer_type
         lengths = {"cu_seq_lens_k": options["cu_seq_lens_k"][kind], "max_length_k": options["max_length_k"][kind]}
         return _packed(q, k, v, {**options, **lengths}, call)[None]
+    return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
+
+
+@torch.compiler.disable
+def attend_after_update(query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
+    """The same where the layer has called ``cache.update``, as from transformers 5.24 on.
+
+    With a table of pages that only adds the pages to the options. Otherwise key and value are all that requests have.
+    """
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    table, k_pages, v_pages = (options.get(name) for name in ("block_table", "k_cache", "v_cache"))
+    if table is None:
+        return _packed(q, k, v, options, call)[None]
+    step = _planned_tokens(table, options["cu_seq_lens_q"], options["cu_seq_lens_k"], q.shape[0], k_pages.shape[1])
+    serving.append(step, k, v, k_pages, v_pages)
     return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
 
 
@@ -116,21 +136,25 @@ def _step(allocator: Any, layer_idx: int, tokens: int, options: dict[str, Any]) 
 
 
 def _planned(allocator: Any, tokens: int, options: dict[str, Any]) -> serving.Step:
-    starts_k, size = options["cu_seq_lens_k"][allocator.layer_type], allocator.tokens_per_page
-    lengths, longest = starts_k.diff(), options["max_length_q"]
+    starts_q, starts_k = options["cu_seq_lens_q"], options["cu_seq_lens_k"][allocator.layer_type]
+    size = allocator.tokens_per_page
     if options["block_table"] is not None:
-        table, longest = options["block_table"][allocator.index], 1
-        # One new token each; sequences that pad the batch have no keys, and pages that do not exist.
-        last = (lengths - 1).clamp(min=0)
-        page = table.gather(1, (last // size)[:, None].long())[:, 0]
-        slots = torch.where(lengths > 0, page * size + last % size, -1)
-    else:
-        places, slots = options["read_index"][allocator.index], options["write_index"][allocator.index]
-        columns = -(-int(options["max_length_k"][allocator.layer_type]) // size)
-        first = starts_k[:-1, None] + torch.arange(0, columns * size, size, device=starts_k.device)
-        table = _pages(places, first, size)
-    sizes = {"num_tokens": tokens, "max_query_len": longest, "page_size": size}
-    return serving.plan(options["cu_seq_lens_q"], lengths, table, slots, **sizes)
+        return _planned_tokens(options["block_table"][allocator.index], starts_q, starts_k, tokens, size)
+    places, slots = options["read_index"][allocator.index], options["write_index"][allocator.index]
+    columns = -(-int(options["max_length_k"][allocator.layer_type]) // size)
+    first = starts_k[:-1, None] + torch.arange(0, columns * size, size, device=starts_k.device)
+    sizes = {"num_tokens": tokens, "max_query_len": options["max_length_q"], "page_size": size}
+    return serving.plan(starts_q, starts_k.diff(), _pages(places, first, size), slots, **sizes)
+
+
+def _planned_tokens(table: Any, starts_q: Any, starts_k: Any, tokens: int, size: int) -> serving.Step:
+    """The step of one new token for each sequence."""
+    # Sequences that pad the batch have no keys, and pages that do not exist.
+    lengths = starts_k.diff()
+    last = (lengths - 1).clamp(min=0)
+    page = table.gather(1, (last // size)[:, None].long())[:, 0]
+    slots = torch.where(lengths > 0, page * size + last % size, -1)
+    return serving.plan(starts_q, lengths, table, slots, num_tokens=tokens, max_query_len=1, page_size=size)
 
 
 def _pages(places: Any, first: Any, size: int) -> Any:

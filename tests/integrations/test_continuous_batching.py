@@ -23,6 +23,8 @@ paged = pytest.importorskip("flashgen.integrations.paged")
 from tests.integrations.test_transformers import MODELS  # noqa: E402
 
 PAGE, NEW = 8, 6
+#: Whether layers write their keys into the cache, so that only steps with a table of pages leave that to flashgen.
+LAYERS_UPDATE = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 24)
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], [3, 1] * 10, [11] * 8]
 
 
@@ -80,7 +82,7 @@ def test_tokens_are_those_of_eager_attention(device: str, roles: list[str], name
     model = made(name, device)
     expected = alone(model, PROMPTS)
     assert batched(model, PROMPTS) == expected
-    assert "append" in roles
+    assert ("forward" if LAYERS_UPDATE else "append") in roles
 
 
 @pytest.mark.parametrize("name", ["llama"])
@@ -90,13 +92,18 @@ def test_steps_that_generate_read_a_table_of_pages(
     """On GPUs; on the CPU only if its manager is told so."""
     if device == "cpu":
         monkeypatch.setattr(batching, "ensure_decode_fast_path_is_available", lambda *_: None)
-    planned, tables = paged._planned, []
+    planned, packed, tables = paged._planned_tokens, paged._packed, []
 
-    def noted(allocator: Any, tokens: int, options: dict[str, Any]) -> Any:
-        tables.append(options["block_table"] is not None)
-        return planned(allocator, tokens, options)
+    def with_table(*arguments: Any) -> Any:
+        tables.append(True)
+        return planned(*arguments)
 
-    monkeypatch.setattr(paged, "_planned", noted)
+    def without_table(*arguments: Any) -> Any:
+        tables.append(False)
+        return packed(*arguments)
+
+    monkeypatch.setattr(paged, "_planned_tokens", with_table)
+    monkeypatch.setattr(paged, "_packed", without_table)
     model = made(name, device, torch.float16)
     expected = alone(model, PROMPTS)
     assert batched(model, PROMPTS, max_blocks_per_request=8) == expected
