@@ -205,13 +205,14 @@ def attend_step(
             out[group.first : group.last].copy_(part)
         found = out[: step.num_tokens]
     else:
-        found = _joined(outs, 0, (0, q.shape[1], v_cache.shape[-1]), q.bfloat16() if is_eight_bit(q) else q)
-    return (found, _joined(lses, 1, (q.shape[1], 0), found.float())) if return_lse else found
+        dtype = (scales.out_dtype or torch.bfloat16) if is_eight_bit(q) else q.dtype
+        found = _joined(outs, 0, q.new_empty((0, q.shape[1], v_cache.shape[-1]), dtype=dtype))
+    return (found, _joined(lses, 1, q.new_empty((q.shape[1], 0), dtype=torch.float32))) if return_lse else found
 
 
-def _joined(parts: list[Any], axis: int, shape: tuple[int, ...], like: Any) -> Any:
+def _joined(parts: list[Any], axis: int, nothing: Any) -> Any:
     if not parts:
-        return like.new_empty(shape)
+        return nothing
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 

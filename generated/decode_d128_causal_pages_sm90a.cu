@@ -42,9 +42,9 @@
 //          1977  Which tiles of keys a block works on.
 //          2197  What a block computes of an item.
 //          2261  What Hopper's decode kernels have in common.
-//          2333  The online softmax of a warpgroup's rows.
-//          2355  Attention of few new tokens to a cache, on Hopper.
-//          2515  The kernel: its configuration, parameters and text.
+//          2334  The online softmax of a warpgroup's rows.
+//          2356  Attention of few new tokens to a cache, on Hopper.
+//          2516  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(64) shape(128)
@@ -2283,6 +2283,7 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
   // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
   griddep_wait();
   griddep_launch_dependents();
+  // All warps wait here for the rings and for the scheduler.
   if (thread.warp < cfg.warps) scheduler.init(p, thread);
   block_sync();
   if (thread.warp >= cfg.warps) {

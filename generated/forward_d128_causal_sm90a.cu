@@ -31,15 +31,15 @@
 //          1262  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1334  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1395  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1539  What queries, keys and values are multiplied by.
-//          1553  The order in which persistent blocks draw tiles.
-//          1588  Which tile of queries a persistent block computes next.
-//          1621  The scheduler.
-//          1688  What happens to products Q K^T before the softmax.
-//          1703  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1772  O += P V.
-//          1810  The forward pass on Hopper.
-//          2173  The kernel: its configuration, parameters and text.
+//          1540  What queries, keys and values are multiplied by.
+//          1554  The order in which persistent blocks draw tiles.
+//          1589  Which tile of queries a persistent block computes next.
+//          1622  The scheduler.
+//          1689  What happens to products Q K^T before the softmax.
+//          1704  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1773  O += P V.
+//          1811  The forward pass on Hopper.
+//          2174  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1440,7 +1440,8 @@ struct ForwardShared {
 };
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
+// pages, which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.

@@ -31,20 +31,20 @@
 //          1326  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1398  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1459  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1617  The scales of 8-bit queries and keys.
-//          1632  What queries, keys and values are multiplied by.
-//          1682  The order in which persistent blocks draw tiles.
-//          1717  Which tile of queries a persistent block computes next.
-//          1750  The scheduler.
-//          1817  What happens to products Q K^T before the softmax.
-//          1832  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1887  The forward pass on Hopper.
-//          2274  Instructions, one per function: eight_bits.
-//          2304  The online softmax of e4m3 probabilities.
-//          2393  The transposers.
-//          2477  O += P V for e4m3 values.
-//          2635  Positions in rings whose number of slots is no power of two.
-//          2659  The kernel: its configuration, parameters and text.
+//          1618  The scales of 8-bit queries and keys.
+//          1633  What queries, keys and values are multiplied by.
+//          1683  The order in which persistent blocks draw tiles.
+//          1718  Which tile of queries a persistent block computes next.
+//          1751  The scheduler.
+//          1818  What happens to products Q K^T before the softmax.
+//          1833  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1888  The forward pass on Hopper.
+//          2275  Instructions, one per function: eight_bits.
+//          2305  The online softmax of e4m3 probabilities.
+//          2394  The transposers.
+//          2478  O += P V for e4m3 values.
+//          2636  Positions in rings whose number of slots is no power of two.
+//          2660  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1510,7 +1510,8 @@ struct ForwardShared {
 };
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
+// pages, which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1632,7 +1633,7 @@ FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
 // ---- flashgen/sm90/input_scales.cuh
 // What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 
-// Those of 8 bits: `block` neighboring rows of a head share a scale; 0: all of them.
+// Scales of 8-bit inputs: `block` neighboring rows of a head share one; 0: all of them.
 template <i32 block>
 struct InputScales {
   // What products of queries and keys are multiplied by, and what values are.

@@ -33,18 +33,18 @@
 //          1340  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1442  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1503  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1651  What queries, keys and values are multiplied by.
-//          1665  The order in which persistent blocks draw tiles.
-//          1700  Which tile of queries a persistent block computes next.
-//          1733  The scheduler.
-//          1800  Scores.
-//          1857  What happens to products Q K^T before the softmax.
-//          1909  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1978  O += P V.
-//          2016  The forward pass on Hopper.
-//          2380  What the printed text of a mask or score is made of.
-//          2565  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2673  The kernel: its configuration, parameters and text.
+//          1652  What queries, keys and values are multiplied by.
+//          1666  The order in which persistent blocks draw tiles.
+//          1701  Which tile of queries a persistent block computes next.
+//          1734  The scheduler.
+//          1801  Scores.
+//          1858  What happens to products Q K^T before the softmax.
+//          1910  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1979  O += P V.
+//          2017  The forward pass on Hopper.
+//          2381  What the printed text of a mask or score is made of.
+//          2566  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2674  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1551,7 +1551,8 @@ struct ForwardShared {
 };
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
+// pages, which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.

@@ -31,15 +31,15 @@
 //          1234  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
 //          1306  Which tiles of queries a block computes again, because their first results cannot be trusted.
 //          1367  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1511  What queries, keys and values are multiplied by.
-//          1525  The order in which persistent blocks draw tiles.
-//          1560  Which tile of queries a persistent block computes next.
-//          1593  The scheduler.
-//          1660  What happens to products Q K^T before the softmax.
-//          1675  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1730  O += P V.
-//          1765  The forward pass on Hopper.
-//          2112  The kernel: its configuration, parameters and text.
+//          1512  What queries, keys and values are multiplied by.
+//          1526  The order in which persistent blocks draw tiles.
+//          1561  Which tile of queries a persistent block computes next.
+//          1594  The scheduler.
+//          1661  What happens to products Q K^T before the softmax.
+//          1676  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1731  O += P V.
+//          1766  The forward pass on Hopper.
+//          2113  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1412,7 +1412,8 @@ struct ForwardShared {
 };
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
+// pages, which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.

@@ -25,7 +25,7 @@ from flashgen.plan.quantize import ACCESS_BYTES, CODES, QUANTIZE
 from flashgen.spec import AttentionSpec, Sequences, full
 
 _NAMES = ("q", "k", "v")
-#: Blocks of rows that a block of threads quantizes at most. Each is copied while the one before is computed.
+#: Blocks of rows that a thread block quantizes at most. Each is copied while the one before is computed.
 _MOST_BLOCKS = 4
 #: ``load(device, stream) -> kernels by role``.
 Load = Callable[[int, int | None], Mapping[Role, Ready]]
@@ -107,7 +107,7 @@ class Quantizer:
         return make_call(framework, q.device, steps, outputs, (), stretches, checked)
 
     def _blocks(self, kernel: KernelPlan, problem: Problem, device: int) -> int:
-        """How many blocks of rows each block of threads quantizes: no more than let all multiprocessors work."""
+        """How many blocks of rows each thread block quantizes: the number of waves of thread blocks, at most four."""
         at_once = self._target.multiprocessors(device) * kernel.min_blocks
         return max(1, min(_MOST_BLOCKS, -(-math.prod(kernel.grid(problem)) // at_once)))
 

@@ -14,12 +14,12 @@ QUANTIZE: Role = "quantize"
 #: The results, in order, and what each is made of.
 CODES = ("q8", "k8", "v8")
 _INPUTS = ("q", "k", "v")
-#: A thread holds so many elements in registers; kSegment in quantize.cuh.
+#: How many elements a thread holds in registers; kSegment in quantize.cuh.
 _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
 _MOST_BLOCKS = 16
-#: Rows that begin at multiples of so many bytes are read in chunks of them.
+#: Rows that begin at multiples of this many bytes are read in chunks of as many.
 ACCESS_BYTES = 16
 
 
@@ -78,7 +78,7 @@ def _params() -> ParamTable:
     flags = [
         Param("rotates", "int32", "i32", "1: queries and keys are rotated"),
         Param("is_aligned", "int32", "i32", "1: all rows begin at multiples of 16 bytes"),
-        Param("blocks", "int32", "i32", "blocks of rows of each block of threads; the grid is smaller in proportion"),
+        Param("blocks", "int32", "i32", "blocks of rows of each thread block; the grid is smaller in proportion"),
     ]
     return ParamTable.widest_first((*pointers, *strides, *sizes, *flags))
 

@@ -51,7 +51,7 @@ class AttentionSpec:
 
     ``dtype="e4m3"`` is for 8-bit queries, keys and values, forward only. ``out_dtype`` is then the dtype of O, "bf16"
     (the default) or "fp16". A call's scales are per tensor, per head or per sequence and head. With ``scale_block=64``
-    or ``128``, so many neighboring rows of a head share a scale. With a cache, ``cache_dtype`` defaults to "e4m3".
+    or ``128``, that many neighboring rows of a head share a scale. With a cache, ``cache_dtype`` defaults to "e4m3".
     """
 
     head_dim: int
@@ -268,7 +268,7 @@ class AttentionSpec:
 
     @property
     def multiplies_eight_bits(self) -> bool:
-        """Whether tensor cores multiply 8-bit numbers. With a cache, queries become fp16 before, as keys do."""
+        """Whether every kernel multiplies 8-bit numbers. With a cache, the decode kernel converts them to fp16."""
         return self._is_eight_bit and self.cache is None
 
     @property

@@ -53,7 +53,7 @@ def attend_cached(
     qv: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``: a call like one before is replayed. ``scales`` take the place of the cache's."""
-    if scales.out_dtype is not None or is_eight_bit(q):
+    if scales.out_dtype is not None or scales.q is not None or is_eight_bit(q):
         scales = _of_eight_bits(q, scales)
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
     counts = cache.appended, cache.num_splits, cache.max_seqlen_q, cache.batch_invariant, scales.of_pages
@@ -73,9 +73,8 @@ def _of_eight_bits(q: Any, scales: Scales) -> Scales:
     """The scales of a call, with the dtype of what 8-bit queries get."""
     if not is_eight_bit(q):
         kind = getattr(q, "dtype", type(q).__qualname__)
-        raise ArgumentError(
-            f"out_dtype={scales.out_dtype} is for q of torch.float8_e4m3fn, and q is {kind}; leave it out"
-        )
+        given = "q_scale" if scales.out_dtype is None else f"out_dtype={scales.out_dtype}"
+        raise ArgumentError(f"{given} is for q of torch.float8_e4m3fn, and q is {kind}; leave it out")
     return scales._replace(out_dtype=out_dtype_of(scales.out_dtype))
 
 

@@ -107,7 +107,7 @@ def _eight_bit_reasons(spec: AttentionSpec, arch: Arch) -> tuple[str, ...]:
         + _QUERY_REASONS.get(spec.dtype, ""),
         "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each"
         if not (spec.element.is_eight_bit and arch.has_wgmma)
-        else "for 64 queries and more Hopper's e4m3 kernel reads the cache, where TMA can copy its rows",
+        else "for 64 queries and more Hopper's kernel reads a cache that is e4m3, too, if TMA can copy its rows",
     )
 
 

@@ -152,7 +152,7 @@ def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byte
     if spec.cache is None or schedule != Schedule() or spec.qv or spec.page_scales:
         return False
     if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or access_bytes != EIGHT_BIT_STEP):
-        # Keys do not have the dtype of queries, or rows are no whole chunks.
+        # The kernel needs keys of the dtype of queries, in rows of whole 16-byte chunks.
         return False
     if spec.cache_dtype is not None and arch.has_wgmma and fault_of(spec, schedule, arch) is not None:
         return False

@@ -49,7 +49,7 @@ _PARTED_VALUES = 128
 _NARROW_VALUES = 64
 #: Registers that a thread needs besides accumulators, for 16 and for 8 bits.
 _OTHER_REGISTERS, _OTHER_REGISTERS_EIGHT_BITS = 30, 24
-#: The same for a cache: where its rows lie, and their scales. Two products with V then leave too few.
+#: The same for a cache: where its rows lie, and their scales.
 _OTHER_REGISTERS_CACHED = 40
 _CONSUMERS = (2, 3)
 #: Barriers and the slots that announce tiles are aligned to this.

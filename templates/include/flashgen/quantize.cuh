@@ -12,13 +12,13 @@ struct QuantizeConfig {
   i32 warps;
 };
 
-// Segments are that many neighboring elements of a block, row after row. Each thread has one.
+// A segment is this many neighboring elements of a block, in row order. Each thread has one.
 constexpr i32 kSegment = 64;
 constexpr float kLargestE4m3 = 448.0f;
 // A block of smaller numbers has the scale of this one, so that its inverse is finite.
 constexpr float kLeastMaximum = 0x1p-100f;
 
-// So many elements of a head are rotated together: the largest power of two that divides it.
+// How many elements of a head are rotated together: the largest power of two that divides it.
 constexpr i32 rotated_together(i32 head_dim) { return head_dim & -head_dim; }
 
 // 1 / sqrt(n) of a power of two.
@@ -107,18 +107,18 @@ struct Segment {
   using Rows = LaneChunks<const T, head_dim>;
   using Codes = LaneChunks<e4m3_t, head_dim>;
   static_assert(head_dim % 16 == 0, "rows of codes are whole 16-byte chunks");
-  // Lanes with parts of the same group are so far apart.
+  // Lanes with parts of the same group are this far apart.
   static constexpr i32 parts = larger(group / kSegment, 1);
   static constexpr i32 lanes_apart = kWarpSize / parts;
   using Incoming = WarpChunks<T, parts>;
   using Outgoing = WarpChunks<e4m3_t, parts>;
-  // Lanes exchange runs of so many elements. Part p begins with the segment p of its group, its runs in the
+  // Lanes exchange runs of this many elements. Part p begins with the segment p of its group, its runs in the
   // order p, p ^ 1 ..., and ends with run p of each segment.
   static constexpr i32 run = kSegment / parts;
 
   float x[kSegment];
 
-  // Starts the way of a warp's rows into shared memory. Those that do not exist become zeros.
+  // Starts copying a warp's rows to shared memory. Rows beyond the last become zeros.
   FLASHGEN_DEVICE static void fetch(Incoming to, GlobalRows<const T> rows, bool is_aligned, Thread thread) {
     const i32 count = smaller(block, rows.row_count);
     Rows from = Rows::of(rows, thread);
@@ -137,7 +137,7 @@ struct Segment {
     }
   }
 
-  // Takes the segment out of shared memory, which then has room for others.
+  // Reads the segment. Afterwards its shared memory may be overwritten.
   FLASHGEN_DEVICE void read(Incoming from, Thread thread) {
     constexpr i32 run_chunks = run / Rows::elements;
     const i32 part = thread.lane / lanes_apart;
@@ -165,9 +165,10 @@ struct Segment {
     }
   }
 
-  // The Hadamard transform of each group, sqrt(group) times too large. Differences are taken between
-  // elements 1 apart, then 2, 4 ... For the largest ones, lanes first exchange one of each two runs: those
-  // that they keep stand where the others have those that they give away.
+  // The Hadamard transform of each group, without its factor 1 / sqrt(group). Step by step, elements 1, 2, 4
+  // ... apart become their sum and difference. For the widest steps the elements are in different lanes: of
+  // each pair of runs, a lane keeps one and sends the other. The steps before leave the run to keep in the
+  // same registers of every lane.
   FLASHGEN_DEVICE void rotate(Thread thread) {
     const i32 part = thread.lane / lanes_apart;
     const auto each_pair = [&](i32 apart, const auto& combine) {
@@ -237,7 +238,7 @@ struct Segment {
     }
   }
 
-  // Brings a warp's codes into the rows that exist.
+  // Stores a warp's codes. Rows beyond the last are left out.
   FLASHGEN_DEVICE static void store(Outgoing from, GlobalRows<e4m3_t> rows, Thread thread) {
     const i32 count = smaller(block, rows.row_count);
     Codes to = Codes::of(rows, thread);
@@ -248,8 +249,8 @@ struct Segment {
   }
 };
 
-// The largest value of a block's threads, or NaN if there is one. Each call uses the other half of `scratch`
-// than the one before: a thread may still read that one.
+// The largest value of a block's threads, or NaN if there is one. Calls alternate between the halves of
+// `scratch`, because a thread may still read the half of the call before.
 template <i32 warps>
 struct BlockMaximum {
   float* scratch;

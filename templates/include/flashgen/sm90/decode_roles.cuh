@@ -31,6 +31,7 @@ FLASHGEN_DEVICE void run_decode_roles(Mainloop& mainloop) {
   // Programmatic dependent launch: waits for the previous grids, and lets the next one start.
   griddep_wait();
   griddep_launch_dependents();
+  // All warps wait here for the rings and for the scheduler.
   if (thread.warp < cfg.warps) scheduler.init(p, thread);
   block_sync();
   if (thread.warp >= cfg.warps) {

@@ -77,7 +77,8 @@ struct ForwardShared {
 };
 
 // The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except of pages.
+// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
+// pages, which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.

@@ -17,7 +17,7 @@ struct NoScales {
   FLASHGEN_DEVICE static float of_out(const auto&, const auto&) { return 1.0f; }
 };
 
-// Those of 8 bits: `block` neighboring rows of a head share a scale; 0: all of them.
+// Scales of 8-bit inputs: `block` neighboring rows of a head share one; 0: all of them.
 template <i32 block>
 struct InputScales {
   // What products of queries and keys are multiplied by, and what values are.
@@ -69,7 +69,7 @@ struct InputScales<0> {
   }
 };
 
-// Those of a cache, and of queries beside it.
+// Scales of an e4m3 cache, and of the queries that attend to it.
 struct CacheScales {
   struct Factors {
     float logits;

@@ -5,13 +5,14 @@
 // take turns at the tiles of keys: one computes S and P of a tile, and both add P times their half of V. P
 // passes through shared memory. Exponentials of one warpgroup overlap products of the other:
 //
-//     warpgroup 0     S 0 | exp 0 | P V 0 | P V 1 | S 2 | exp 2 | P V 2 | P V 3 |
-//     warpgroup 1                   P V 0 | S 1 | exp 1 | P V 1 | P V 2 | S 3 |
+//     warpgroup 0     S 0 | exp 0 | P V 0 | S 2, first part | P V 1 | S 2, rest | exp 2 | P V 2 |
+//     warpgroup 1     S 1, first part     | P V 0 | S 1, rest | exp 1 | P V 1 | S 3, first part |
 //
 // Two tiles fit beside Q. To keep copies under way, a tile arrives in three parts, each with a ring of its
 // own: K, and the halves of V. Half w is free as soon as warpgroup w has multiplied it: the other one has
-// finished S by then, because P depends on it. So both warpgroups multiply a tile as soon as its P is there,
-// and before the next S, which would wait for a copy.
+// finished S by then, because P depends on it. So a warpgroup multiplies the other one's tile as soon as its
+// P is there. Of its next S it issues before that only the products with K and with its own half of V, which
+// do not wait for the other warpgroup.
 #pragma once
 #include "flashgen/decode/cache_element.cuh"
 #include "flashgen/decode/lane_softmax.cuh"
@@ -117,7 +118,7 @@ struct LatentSm90Mainloop {
 
   // ---- The warpgroups that compute
 
-  // The other warpgroup's tile before the own one.
+  // The other warpgroup's tile before this warpgroup's own.
   struct Other {
     bool exists;
     bool cut;
@@ -217,14 +218,13 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
-  // O += P V of the other warpgroup's tile. All products under way have ended afterwards.
+  // O += P V of the other warpgroup's tile. Called while no product is under way.
   FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
     float factor[2];
     if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
     const VHalf v = v_half(other.at, warpgroup());
     v_ring(warpgroup()).wait_full(other.at);
     if (other.cut && panels_hold_non_finite(v, base, thread)) {
-      wgmma_wait<0>();
       Rounded<cfg.tile_kv> probabilities;
       load_rounded(probabilities, p_tile(), rows_before(), thread);
       add_careful(out, probabilities, v, item, other.key);
