@@ -129,7 +129,7 @@ def test_a_mask_alone_has_no_decode_kernel() -> None:
         (("--new-tokens", "2"), "--heads-kv, --new-tokens and --cache-dtype are for --decode"),
         (("--cache-dtype", "e4m3"), "--heads-kv, --new-tokens and --cache-dtype are for --decode"),
         (("--decode", "--cache-dtype", "e3m4"), "--cache-dtype 'e3m4' is unknown"),
-        (("--decode", "--cache-dtype", "e4m3", "--dtype", "fp32"), "needs 16-bit queries"),
+        (("--decode", "--cache-dtype", "e4m3", "--dtype", "fp32"), "needs queries of 16 or 8 bits"),
         (("--decode", "--new-tokens", "0"), "--new-tokens 0 is out of range"),
         (("--decode", "--heads-kv", "5"), "--heads-kv 5 does not divide the number of heads"),
     ],
