@@ -71,9 +71,10 @@ def attend_after_update(query: Any, key: Any, value: Any, options: dict[str, Any
     With a table of pages that only adds the pages to the options. Otherwise key and value are all that requests have.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    table, k_pages, v_pages = (options.get(name) for name in ("block_table", "k_cache", "v_cache"))
+    table = options.get("block_table")
     if table is None:
         return _packed(q, k, v, options, call)[None]
+    k_pages, v_pages = options["k_cache"], options["v_cache"]
     step = _planned_tokens(table, options["cu_seq_lens_q"], options["cu_seq_lens_k"], q.shape[0], k_pages.shape[1])
     serving.append(step, k, v, k_pages, v_pages)
     return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
