@@ -12,8 +12,8 @@
 //          three blocks share a multiprocessor
 //          e4m3 keys and values become fp16 on their way to tensor cores, which is exact, and each row of Q
 //          becomes fp16 times a power of two
-//          this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys
-//          once each
+//          it reads 8-bit caches for any number of queries; each tile of rows of a long prompt reads all keys
+//          once
 //
 // contents   56  Instructions, one per function: types, device, copy, math, matrix.
 //           247  Element types.
@@ -2566,7 +2566,7 @@ struct Params {
   i64 k_scale_row, k_scale_head;  // strides between sequences and heads; 0: they share the scale
   i64 v_scale_row, v_scale_head;
   i64 table_row;            // stride between rows of the table
-  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_batch, lse_head;  // strides between sequences and heads; the first is 0 if queries are packed
   i64 lse_rows;             // stride between splits
   i32 heads_q, heads_kv;
   i32 len_q;
@@ -2601,5 +2601,5 @@ using CacheElement = EightBitElement<kConfig, element_t, cache_t, Scales, true>;
 
 FLASHGEN_KERNEL(128, 3) decode_d128_causal_pages_e4m3_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
-  DecodeMainloop<kConfig, element_t, Params, Smem, Mask, Scoring, true, CacheElement>::run(p, base);
+  DecodeMainloop<kConfig, bfloat16_t, Params, Smem, Mask, Scoring, true, CacheElement>::run(p, base);
 }

@@ -2554,7 +2554,7 @@ struct Params {
   i64 q_batch, q_row, q_head;  // strides are in elements
   i64 o_batch, o_row, o_head;
   i64 table_row;            // stride between rows of the table
-  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_batch, lse_head;  // strides between sequences and heads; the first is 0 if queries are packed
   i64 lse_rows;             // stride between splits
   i32 heads_q, heads_kv;
   i32 len_q;

@@ -48,7 +48,7 @@
 //          2259  The online softmax of a warpgroup's rows.
 //          2283  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
 //          2314  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2654  The kernel: its configuration, parameters and text.
+//          2655  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -2537,7 +2537,8 @@ struct LatentSm90Mainloop {
   }
 
   // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
-  // the other warpgroup's P.
+  // the other warpgroup's P, which the mask does not cut. ptxas serializes all products if that is a branch
+  // of one loop body, so there are two.
   template <bool overlaps>
   FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
@@ -2694,7 +2695,7 @@ struct Params {
   i64 qv_batch, qv_row, qv_head;
   i64 o_batch, o_row, o_head;
   i64 table_row;            // stride between rows of the table
-  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_batch, lse_head;  // strides between sequences and heads; the first is 0 if queries are packed
   i64 lse_rows;             // stride between splits
   i32 heads_q, heads_kv;
   i32 len_q;

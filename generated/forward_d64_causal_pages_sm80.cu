@@ -1263,7 +1263,7 @@ struct Params {
   i64 v_batch, v_row, v_head;
   i64 o_batch, o_row, o_head;
   i64 table_row;            // stride between rows of the table
-  i64 lse_batch, lse_head;  // strides; the first is 0 if queries are packed
+  i64 lse_batch, lse_head;  // strides between sequences and heads; the first is 0 if queries are packed
   i64 lse_rows;             // stride between splits
   i32 heads_q, heads_kv;
   i32 len_q;

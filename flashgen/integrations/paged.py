@@ -39,14 +39,20 @@ class PagedCall(NamedTuple):
     captured: tuple[Any, ...]
 
 
-def is_paged(cache: object) -> bool:
-    """Whether continuous batching called the layer."""
-    return isinstance(cache, PagedAttentionCache)
+def is_paged(options: dict[str, Any]) -> bool:
+    """Whether continuous batching called the layer. From transformers 5.24 on, layers keep the cache to themselves."""
+    return isinstance(options.get("cache"), PagedAttentionCache) or _has_updated(options)
+
+
+def _has_updated(options: dict[str, Any]) -> bool:
+    return "cache" not in options and options.get("write_index") is not None
 
 
 @torch.compiler.disable
 def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
     """The output ``(1, tokens, heads, head_dim)``. Also writes new keys and values into the cache."""
+    if _has_updated(options):
+        return _attend_after_update(query, key, value, options, call)
     allocator = options["cache"].layer_to_allocator[module.layer_idx]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if not allocator.supports_block_table:
@@ -64,9 +70,8 @@ def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict
     return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
 
 
-@torch.compiler.disable
-def attend_after_update(query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
-    """The same where the layer has called ``cache.update``, as from transformers 5.24 on.
+def _attend_after_update(query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
+    """The same where the layer has called ``cache.update``.
 
     With a table of pages that only adds the pages to the options. Otherwise key and value are all that requests have.
     """

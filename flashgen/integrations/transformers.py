@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 
 from flashgen.errors import ArgumentError
 from flashgen.integrations.fixed_caches import attend_to_fixed, is_lengths, lengths_of, whole_mask
-from flashgen.integrations.paged import OPTIONS, PagedCall, accept, attend_after_update, attend_to_pages, is_paged
+from flashgen.integrations.paged import OPTIONS, PagedCall, accept, attend_to_pages, is_paged
 from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
 from flashgen.torch.options import Options
@@ -154,15 +154,12 @@ def attention(
 ) -> tuple[Any, None]:
     """``(out, None)``: query is (batch, heads, length, head_dim), out (batch, length, heads, head_dim)."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    updated = options.get("write_index") is not None and "cache" not in options
-    if updated or is_paged(options.get("cache")):
+    if is_paged(options):
         _check_options({name: value for name, value in options.items() if name not in OPTIONS})
         left, right = _limits(causal, sliding_window, key.shape[2])
         call = PagedCall(scaling, *_program(left, right, softcap, s_aux))
         options |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         options |= {"max_length_q": max_length_q, "max_length_k": max_length_k}
-        if updated:
-            return attend_after_update(query, key, value, options, call), None
         return attend_to_pages(module, query, key, value, options, call), None
     _check_options(options)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,13 +19,11 @@ from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Call, Output, call_values, make_call, make_steps, remember, stretch_of
 from flashgen.launch.target import Ready, Target
 from flashgen.plan.model.params import INPUT_SCALES
-from flashgen.plan.model.plans import KernelPlan, Problem, Role
-from flashgen.plan.quantize import ACCESS_BYTES, CODES, QUANTIZE
+from flashgen.plan.model.plans import Problem, Role
+from flashgen.plan.quantize import ACCESS_BYTES, CODES, QUANTIZE, row_blocks
 from flashgen.spec import AttentionSpec, Sequences, full
 
 _NAMES = ("q", "k", "v")
-#: Blocks of rows that a thread block quantizes at most. Each is copied while the one before is computed.
-_MOST_BLOCKS = 4
 #: ``load(device, stream) -> kernels by role``.
 Load = Callable[[int, int | None], Mapping[Role, Ready]]
 
@@ -96,7 +93,7 @@ class Quantizer:
             outputs = without_batch(outputs)
         kernels = self._load(q.device, framework.stream(q.device, stream))
         names = (*side.names, *_NAMES, *(o.name for o in outputs))
-        blocks = self._blocks(kernels[QUANTIZE].plan, problem, q.device)
+        blocks = row_blocks(kernels[QUANTIZE].plan, problem, self._target.multiprocessors(q.device))
         grid = replace(problem, len_q=-(-problem.len_q // blocks), len_kv=-(-problem.len_kv // blocks))
         steps = make_steps(kernels, (QUANTIZE,), grid, values | {"blocks": blocks}, {}, names)
         if not self._target.on_host:
@@ -105,11 +102,6 @@ class Quantizer:
         stretches = [stretch_of(i, size, writable=False) for i, size in zip(infos, sizes, strict=True)]
         checked = offsets_of(side, beside, q, k, has_cache=False)
         return make_call(framework, q.device, steps, outputs, (), stretches, checked)
-
-    def _blocks(self, kernel: KernelPlan, problem: Problem, device: int) -> int:
-        """How many blocks of rows each thread block quantizes: the number of waves of thread blocks, at most four."""
-        at_once = self._target.multiprocessors(device) * kernel.min_blocks
-        return max(1, min(_MOST_BLOCKS, -(-math.prod(kernel.grid(problem)) // at_once)))
 
     def _outputs(self, rows: Problem, sequences: int, given: Sequence[ArrayInfo]) -> Iterator[Output]:
         """The codes, then the scales, which of packed sequences have a batch of one, too."""

@@ -68,7 +68,7 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
         Param("appended", "int32", "i32", "keys of each sequence after those in cache_seqlens"),
         Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
-        Param("lse_batch", "int64", "i64", "strides; the first is 0 if queries are packed"),
+        Param("lse_batch", "int64", "i64", "strides between sequences and heads; the first is 0 if queries are packed"),
         Param("lse_head", "int64", "i64"),
         Param("lse_rows", "int64", "i64", "stride between splits"),
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import INPUT_SCALES
-from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Problem, Role
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import full
 
@@ -19,6 +20,8 @@ _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
 _MOST_BLOCKS = 16
+#: Blocks of rows that a thread block quantizes at most. Each is copied while the one before is computed.
+_MOST_ROW_BLOCKS = 4
 #: Rows that begin at multiples of this many bytes are read in chunks of as many.
 ACCESS_BYTES = 16
 
@@ -62,6 +65,12 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
         access_bytes=forward.access_bytes,
         min_blocks=max(1, resident),
     )
+
+
+def row_blocks(quantize: KernelPlan, problem: Problem, multiprocessors: int) -> int:
+    """How many blocks of rows each thread block quantizes: the number of waves of thread blocks, at most four."""
+    at_once = multiprocessors * quantize.min_blocks
+    return max(1, min(_MOST_ROW_BLOCKS, -(-math.prod(quantize.grid(problem)) // at_once)))
 
 
 def _params() -> ParamTable:

@@ -196,6 +196,18 @@ def band(distance: Any, causal: bool, window: tuple[int, int]) -> Any:
     return allowed & (distance <= 0) if causal else allowed
 
 
+def turned(x: Any, angles: tuple[Any, Any], positions: Any, *, interleaved: bool) -> Any:
+    """Rows of heads, turned by the angles of their positions, and rounded."""
+    cos, sin = (table[positions.to(table.device)][:, None].float() for table in angles)
+    pairs, found = cos.shape[-1], x.float().clone()
+    one, two = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    if not interleaved:
+        one, two = slice(pairs), slice(pairs, 2 * pairs)
+    first, second = found[..., one].clone(), found[..., two].clone()
+    found[..., one], found[..., two] = first * cos - second * sin, first * sin + second * cos
+    return found.to(x.dtype)
+
+
 def distances(len_q: int, len_kv: int, device: str = "cuda") -> Any:
     """(queries, keys): the last query is at the place of the last key."""
     return torch.arange(len_kv, device=device) - torch.arange(len_q, device=device)[:, None] - (len_kv - len_q)

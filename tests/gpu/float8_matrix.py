@@ -19,7 +19,7 @@ except ImportError:
     # Tests of this folder skip themselves; what they share must still import.
     torch = None
 
-from tests.gpu.flash_attn_matrix import band, distances
+from tests.gpu.flash_attn_matrix import band, distances, turned
 
 DIMS = (64, 96, 128, 192, 256)
 #: Causal, local.
@@ -233,14 +233,7 @@ class CacheProblem:
         if self.angles[0] is None:
             return x
         steps = torch.zeros(len(x)).long() if one_position else torch.arange(len(x))
-        cos, sin = (table.float()[(self.seqlens[b] + steps).to(self.device)][:, None] for table in self.angles)
-        pairs, found = cos.shape[-1], x.float().clone()
-        one, two = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        if not self.interleaved:
-            one, two = slice(pairs), slice(pairs, 2 * pairs)
-        first, second = found[..., one].clone(), found[..., two].clone()
-        found[..., one], found[..., two] = first * cos - second * sin, first * sin + second * cos
-        return found.to(x.dtype)
+        return turned(x, self.angles, self.seqlens[b] + steps, interleaved=self.interleaved)
 
     def rounds_p(self) -> bool:
         """Whether Hopper's kernel for many queries runs."""

@@ -20,7 +20,7 @@ import torch
 import flashgen as fg
 from flashgen.compat import flash_attn_interface as fa3
 
-DEVICE, DTYPE = "cuda", torch.bfloat16
+DEVICE, DTYPE, E4M3 = "cuda", torch.bfloat16, torch.float8_e4m3fn
 LENGTHS = (130, 1, 0, 300, 77)
 BATCH, HEADS, HEADS_KV = 3, 4, 2
 
@@ -64,21 +64,22 @@ def pages_of(size: int, dim: int, dtype: torch.dtype, heads: int = HEADS_KV) -> 
     return [normal(BATCH * each, size, heads, dim, dtype=dtype) for _ in range(2)], table
 
 
-def cached(dim: int, new: int, size: int, dtype: torch.dtype = DTYPE) -> None:
+def cached(dim: int, new: int, size: int, dtype: torch.dtype = DTYPE, queries: torch.dtype = DTYPE) -> None:
     """Appends, and attends to all: prefill of many new rows, decoding of few."""
     caches, table = pages_of(size, dim, dtype)
-    scales = {} if dtype == DTYPE else {f"{name}_descale": torch.ones(BATCH, HEADS_KV, device=DEVICE) for name in "kv"}
+    scaled = "" if dtype == DTYPE else "kv" if queries == DTYPE else "qkv"
+    scales = {f"{name}_descale": torch.ones(BATCH, HEADS_KV, device=DEVICE) for name in scaled}
     out, lse = fa3.flash_attn_with_kvcache(
-        normal(BATCH, new, HEADS, dim),
+        normal(BATCH, new, HEADS, dim, dtype=queries),
         *caches,
-        *(normal(BATCH, new, HEADS_KV, dim) for _ in range(2)),
+        *(normal(BATCH, new, HEADS_KV, dim, dtype=queries) for _ in range(2)),
         cache_seqlens=integers([0, 150, 300]),
         page_table=table,
         causal=True,
         return_softmax_lse=True,
         **scales,
     )[:2]
-    check(f"{new} new rows over pages of {size} in {dtype}, D={dim}", out, lse)
+    check(f"{new} new rows in {queries} over pages of {size} in {dtype}, D={dim}", out, lse)
 
 
 def latent(heads: int, tokens: int, size: int, longest: int) -> None:
@@ -110,8 +111,8 @@ def calls() -> Iterator[tuple[Callable[..., None], tuple[Any, ...], dict[str, An
             yield quantized, (dim, mask, block), {}
     for dim, new, size in product((64, 128), (1, 300), (1, 16, 64, 256)):
         yield cached, (dim, new, size), {}
-    for new, dtype in product((1, 4, 100), (torch.float8_e4m3fn, torch.float8_e5m2)):
-        yield cached, (128, new, 64, dtype), {}
+    for new, dtype, queries in product((1, 4, 100), (E4M3, torch.float8_e5m2), (DTYPE, E4M3)):
+        yield cached, (128, new, 64, dtype, queries), {}
     for heads, tokens, size in ((128, 1, 64), (16, 1, 16), (64, 3, 1)):
         yield latent, (heads, tokens, size, 5000), {}
 

@@ -21,7 +21,7 @@ from flashgen.verify.cases.cached import Filling
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu.flash_attn_matrix import HEADS, WHOLE, band, distances, reference  # noqa: E402
+from tests.gpu.flash_attn_matrix import HEADS, WHOLE, band, distances, reference, turned  # noqa: E402
 from tests.torch.results import Recorder  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
@@ -103,14 +103,7 @@ class Problem:
         if self.angles[0] is None:
             return x
         steps = torch.zeros(len(x)).long() if one_position else torch.arange(len(x))
-        cos, sin = (table[self.seqlens[b] + steps][:, None].float() for table in self.angles)
-        pairs, found = cos.shape[-1], x.float().clone()
-        one, two = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        if not self.interleaved:
-            one, two = slice(pairs), slice(pairs, 2 * pairs)
-        first, second = found[..., one].clone(), found[..., two].clone()
-        found[..., one], found[..., two] = first * cos - second * sin, first * sin + second * cos
-        return found.to(x.dtype)
+        return turned(x, self.angles, self.seqlens[b] + steps, interleaved=self.interleaved)
 
     def rows(self, cache: Any) -> Any:
         """Keys or values of each sequence, (batch, room, heads, dim)."""

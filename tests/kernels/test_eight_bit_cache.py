@@ -1,4 +1,4 @@
-"""Caches of 8-bit keys and values on the emulator: attention to them, and appending."""
+"""Attention to caches of 8-bit keys and values, on the emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.verify import Mode
 from tests.drawn import LEVEL, some
 from tests.kernels import test_decode
 from tests.kernels.test_decode import HEADS, MASKS, NAME, SCORES, Call, a_call, calls, of_one, rows_of
@@ -212,63 +211,6 @@ def test_every_code_of_a_key_reaches_the_logit_exactly(dtype: str, arch: str) ->
     np.testing.assert_allclose(lse.ravel(), values[codes].ravel() * 0.25, rtol=1e-6)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dim", [64, 256])
-def test_every_code_of_a_query_reaches_the_logit_exactly(dim: int, arch: str) -> None:
-    spec = spec_of(dim, dtype="e4m3", cache="contiguous", mask=fg.full())
-    values = oracle.values_of("e4m3")
-    codes = np.where(np.isfinite(values), np.arange(256), 0)
-    # Row i has element i of a head alone, and there one of the codes.
-    q = np.zeros((256 // dim, dim, 1, dim), np.uint8)
-    for i, code in enumerate(codes):
-        q[i // dim, i % dim, 0, i % dim] = code
-    k = as_codes("e4m3", oracle.quantized("e4m3", np.ones((256 // dim, 1, 1, dim))))
-    scale = np.float32(0.75)
-    _, lse = kernel_of(spec, arch)(as_codes("e4m3", q), k, k, cache=fg.KVCache(), scale=1.0, q_scale=np.array(scale))
-    # L is added up in float32; neighboring codes differ by a thousand times as much.
-    np.testing.assert_allclose(lse.ravel(), values[codes] * 0.75, rtol=1e-6, atol=1e-6)
-
-
-def test_a_nan_in_an_8_bit_query_reaches_its_row_alone() -> None:
-    spec, call = spec_of(dtype="e4m3"), a_call(queries=(3, 3, 3))
-    kernel = kernel_of(spec)
-    q, cache, x = arrays_of(spec, call)
-    expected, _ = kernel(q, x["k"], x["v"], cache=cache)
-    q.view(np.uint8)[2, 1, 5, 7] = NAN
-    o, _ = kernel(q, x["k"], x["v"], cache=cache)
-    reached = np.zeros(o.shape[:3], bool)
-    reached[2, 1, 5] = True
-    assert np.array_equal(o[~reached], expected[~reached])
-    assert np.isnan(o[reached].astype(np.float32)).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_appended_8_bit_keys_have_the_scale_of_the_cache(dtype: str, is_turned: bool) -> None:
-    spec = spec_of(dtype="e4m3", cache_dtype=dtype)
-    kernel, random = kernel_of(spec), np.random.default_rng(9)
-    kernel.target.options = Mode(race=True).options  # type: ignore[attr-defined]
-    _, where, x = arrays_of(spec, a_call(seqlens=(40, 40, 40), page_size=7))
-    held = replace(where, seqlens=np.array((20, 0, 33), np.int32), leftpad=None)
-    # Every code of e4m3 is among them.
-    new_k, new_v = (as_codes("e4m3", random.permutation(np.arange(3 * 5 * 2 * 32) % 256)) for _ in "kv")
-    new_k, new_v = (new.reshape(3, 5, 2, 32) for new in (new_k, new_v))
-    before = {name: codes.copy() for name, codes in x.items()}
-    rows, rotary = new_k, None
-    if is_turned:
-        angles = random.uniform(0, 7, (64, 8))
-        tables = (np.cos(angles).astype(new_k.dtype), np.sin(angles).astype(new_k.dtype))
-        rotary = fg.Rotary(*tables, interleaved=False)
-        with np.errstate(invalid="ignore"):
-            turned = oracle.turned(new_k, held, rotary).astype(np.float32)
-        rows = as_codes("e4m3", oracle.quantized("e4m3", turned))
-    kernel.append(x["k"], x["v"], new_k, new_v, cache=held, rotary=rotary)
-    for name, new, scale in (("k", rows, held.k_scale), ("v", new_v, held.v_scale)):
-        exact = oracle.appended(before[name], new, held, scale=scale)
-        found, wanted = (oracle.values_of(dtype)[codes.view(np.uint8)] for codes in (x[name], exact))
-        np.testing.assert_array_equal(found, wanted)
-
-
 @pytest.mark.parametrize("dim", [32, 224])
 def test_bf16_queries_of_any_size_keep_their_precision(dim: int) -> None:
     spec = spec_of(dim, dtype="bf16", cache="contiguous", mask=fg.full())
@@ -356,30 +298,6 @@ def test_many_queries_run_by_the_same_kernel(queries: int) -> None:
     check(kernel_of(spec, "sm_90a"), spec, Scaled(a_call(seqlens=(200, 150, 9), queries=(queries,) * 3), "head"))
 
 
-@pytest.mark.parametrize("cache", ["paged", "contiguous"])
-@pytest.mark.parametrize("mode", [Mode(), Mode("random", 5), Mode(race=True), Mode("priority", 3, race=True)], ids=str)
-@pytest.mark.parametrize(
-    ("dim", "mask", "score"), [(64, "causal", "none"), (128, "window", "sink"), (96, "holes", "cap")]
-)
-def test_many_8_bit_queries_run_by_hoppers_kernel(cache: str, mode: Mode, dim: int, mask: str, score: str) -> None:
-    spec = spec_of(dim, dtype="e4m3", cache=cache, mask=MASKS[mask], score=SCORES[score])
-    kernel = kernel_of(spec, "sm_90a")
-    for seed in (4, 5):  # scales of sequences and query heads, and of sequences and heads of keys
-        call = a_call(seqlens=(300, 0, 170), queries=(150, 150, 150), page_size=32, seed=seed, heads_kv=4)
-        q, cached, x = arrays_of(spec, call, "sequence")
-        q_scale = query_scale_of(spec, call)
-        with launches(kernel, mode, "prefill") as done:
-            o, lse = kernel(q, x["k"], x["v"], cache=cached, q_scale=q_scale)
-        assert done == {"FlashAttention-3"}
-        for b in range(3):
-            own, scale = of_sequence(cached, b, "sequence"), own_query_scale(q_scale, b)
-            exact, exact_lse = oracle.forward_cached(spec, q[b : b + 1], x["k"], x["v"], own, q_scale=scale)
-            # P has 4 bits.
-            atol = 2**-4 * largest_value(spec, x["v"], own)
-            np.testing.assert_allclose(o[b].astype(np.float64), exact[0], atol=atol)
-            np.testing.assert_allclose(lse[b], exact_lse[0], rtol=1e-3, atol=2e-2)
-
-
 def test_a_cache_without_room_gives_zeros() -> None:
     spec = spec_of(cache="contiguous", mask=fg.full())
     none = as_codes("e4m3", np.zeros((2, 0, 1, 32)))
@@ -397,51 +315,6 @@ def test_elements_between_aligned_ones_are_read() -> None:
     o, _ = kernel(q, k, k, cache=fg.KVCache())
     exact, _ = oracle.forward_cached(spec, q, k, k, fg.KVCache())
     np.testing.assert_allclose(o.astype(np.float64), exact, atol=3e-3)
-
-
-@pytest.mark.parametrize("per", ["nothing", "number", "tensor", "head", "sequence", "page", "page and head"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cache", ["paged", "contiguous"])
-def test_appended_numbers_are_those_of_a_16_bit_cache_rounded(cache: str, dtype: str, per: str) -> None:
-    """After the rotation, which may differ by roundings from the oracle's."""
-    if per.startswith("page") and cache == "contiguous":
-        pytest.skip("a contiguous cache has no pages")
-    spec = spec_of(cache=cache, cache_dtype=dtype, page_scales=per.startswith("page"), dtype="bf16")
-    call = a_call(seqlens=(20, 0, 33), page_size=7, heads_kv=2, seed=8, mode=Mode(race=True))
-    kernel = kernel_of(spec)
-    kernel.target.options = call.mode.options  # type: ignore[attr-defined]
-    _, where, x = arrays_of(spec, a_call(seqlens=(40, 40, 40), page_size=7), per)
-    random, element = np.random.default_rng(9), spec.element.numpy()
-    new_k, new_v = ((random.standard_normal((3, 5, 2, 32)) * 9).astype(element) for _ in "kv")
-    new_v[0, 1] = 3e38
-    new_k[1, 2, 0, 3] = np.nan
-    angles = random.uniform(0, 7, (64, 8))
-    rotary = fg.Rotary(np.cos(angles).astype(element), np.sin(angles).astype(element), interleaved=False)
-    held = replace(where, seqlens=np.array(call.seqlens, np.int32), leftpad=None)
-    before = {name: codes.copy() for name, codes in x.items()}
-    q = random.standard_normal((3, 5, 4, 32)).astype(element)
-    turned = kernel.append(x["k"], x["v"], new_k, new_v, cache=held, q=q, rotary=rotary)
-    # The same by the kernel for a 16-bit cache.
-    wide = kernel_of(replace(spec, cache_dtype=None, page_scales=False))
-    wide_k, wide_v = (np.zeros(x["k"].shape, element) for _ in "kv")
-    plain = replace(held, k_scale=None, v_scale=None)
-    assert np.array_equal(turned, wide.append(wide_k, wide_v, new_k, new_v, cache=plain, q=q, rotary=rotary))
-    rows = [oracle.turned(new_k, plain, rotary), new_v]
-    for name, source, new, scale in zip("kv", (wide_k, wide_v), rows, (held.k_scale, held.v_scale), strict=True):
-        exact = oracle.appended(np.zeros_like(source), new, plain)
-        assert np.allclose(source.astype(np.float64), exact.astype(np.float64), rtol=2e-2, atol=0.1, equal_nan=True)
-        kept = [source[place] for b in range(3) for place in oracle.cache._places(source, plain, b)]
-        stored = oracle.appended(
-            before[name],
-            np.stack(kept).reshape(3, -1, *source.shape[2:])[:, :, :, :],
-            replace(held, seqlens=np.zeros(3, np.int32)),
-            scale=scale,
-            page_scales=spec.page_scales,
-        )
-        written = oracle.appended(np.zeros(source.shape, np.float32), np.ones_like(new, np.float32), plain) != 0
-        codes = x[name].view(np.uint8)
-        assert np.array_equal(codes[written], stored.view(np.uint8)[written])
-        assert np.array_equal(codes[~written], before[name].view(np.uint8)[~written])
 
 
 def complaint(name: str) -> tuple[Any, str]:

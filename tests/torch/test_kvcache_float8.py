@@ -140,17 +140,10 @@ def test_each_page_may_have_a_scale(emulated: Any) -> None:
     assert torch.allclose(out.float(), wide.float(), atol=1e-2)
 
 
-@pytest.mark.parametrize("page_scales", [False, True])
-def test_packed_keys_have_the_scales_of_their_sequences(emulated: Any, page_scales: bool) -> None:
-    at, other = Float8Caches(5), Float8Caches(5)
-    scales = {**at.scales}
-    if page_scales:
-        table = torch.rand(30) + 0.1
-        scales = {"k_descale": table, "v_descale": table, "page_scales": True}
-    rotary = {"rotary_cos": at.cos, "rotary_sin": at.sin}
-    q = at.q.flatten(0, 1)
+def check_packed(at: Any, other: Any, scales: dict[str, Any], rotary: dict[str, Any], atol: float) -> None:
+    """Packed queries and keys of ``at`` give and append what those of its equal ``other`` do by sequence."""
     out = fa3(
-        *(q, at.k_cache, at.v_cache, at.k.flatten(0, 1), at.v.flatten(0, 1)),
+        *(at.q.flatten(0, 1), at.k_cache, at.v_cache, at.k.flatten(0, 1), at.v.flatten(0, 1)),
         cache_seqlens=at.seqlens,
         page_table=at.table,
         cu_seqlens_q=ints(0, 3, 6),
@@ -170,7 +163,17 @@ def test_packed_keys_have_the_scales_of_their_sequences(emulated: Any, page_scal
     )
     assert torch.equal(at.k_cache.view(torch.uint8), other.k_cache.view(torch.uint8))
     assert torch.equal(at.v_cache.view(torch.uint8), other.v_cache.view(torch.uint8))
-    assert torch.allclose(out.float(), whole.flatten(0, 1).float(), atol=2e-3)
+    assert torch.allclose(out.float(), whole.flatten(0, 1).float(), atol=atol)
+
+
+@pytest.mark.parametrize("page_scales", [False, True])
+def test_packed_keys_have_the_scales_of_their_sequences(emulated: Any, page_scales: bool) -> None:
+    at, other = Float8Caches(5), Float8Caches(5)
+    scales = {**at.scales}
+    if page_scales:
+        table = torch.rand(30) + 0.1
+        scales = {"k_descale": table, "v_descale": table, "page_scales": True}
+    check_packed(at, other, scales, {"rotary_cos": at.cos, "rotary_sin": at.sin}, atol=2e-3)
 
 
 def test_compiled_in_one_graph(emulated: Any) -> None:

@@ -16,7 +16,7 @@ serving = pytest.importorskip("flashgen.serving")
 
 from tests.torch.caches import causal, ints  # noqa: E402
 from tests.torch.results import Recorder  # noqa: E402
-from tests.torch.test_kvcache_float8 import Float8Caches  # noqa: E402
+from tests.torch.test_kvcache_float8 import Float8Caches, check_packed  # noqa: E402
 from tests.torch.test_replay import nothing_found_out  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
@@ -194,28 +194,7 @@ def test_packed_queries_and_keys_have_the_scales_of_their_sequences(emulated: An
     at, other = Float8Queries(5), Float8Queries(5)
     # FlashAttention-3's tables of angles have the dtype of queries.
     rotary = {"rotary_cos": at.cos.to(E4M3), "rotary_sin": at.sin.to(E4M3)}
-    out = fa3(
-        *(at.q.flatten(0, 1), at.k_cache, at.v_cache, at.k.flatten(0, 1), at.v.flatten(0, 1)),
-        cache_seqlens=at.seqlens,
-        page_table=at.table,
-        cu_seqlens_q=ints(0, 3, 6),
-        cu_seqlens_k_new=ints(0, 3, 6),
-        max_seqlen_q=3,
-        causal=True,
-        **at.scales,
-        **rotary,
-    )
-    whole = fa3(
-        *(other.q, other.k_cache, other.v_cache, other.k, other.v),
-        cache_seqlens=other.seqlens,
-        page_table=other.table,
-        causal=True,
-        **other.scales,
-        **rotary,
-    )
-    assert torch.equal(at.k_cache.view(torch.uint8), other.k_cache.view(torch.uint8))
-    assert torch.equal(at.v_cache.view(torch.uint8), other.v_cache.view(torch.uint8))
-    assert torch.allclose(out.float(), whole.flatten(0, 1).float(), atol=2e-2)
+    check_packed(at, other, at.scales, rotary, atol=2e-2)
 
 
 def test_a_step_compiles_in_one_graph(emulated: Any) -> None:

@@ -181,20 +181,20 @@ class Preparer:
     ) -> Role:
         """The kernel that a call with a cache runs by."""
         invariant = request.side.batch_invariant
-        if "forward" not in kernels:
-            if PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem):
-                return PREFILL
-            check_units(kernels[DECODE].plan, problem)
-            return DECODE
         decode = kernels.get(DECODE)
         if (
-            decode is not None
+            "forward" in kernels
+            and decode is not None
             and (not decode.plan.boxes or self._in_boxes(given))
             and prefers_decode(decode.plan, problem, batch_invariant=invariant)
         ):
             return DECODE
-        prefills = PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem)
-        return PREFILL if prefills else "forward"
+        if PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem):
+            return PREFILL
+        if "forward" in kernels:
+            return "forward"
+        check_units(kernels[DECODE].plan, problem)
+        return DECODE
 
     def _in_boxes(self, given: _Given) -> bool:
         """Whether TMA can copy the keys: a box lies in one page, which those behind a left pad need not do."""

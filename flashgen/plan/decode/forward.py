@@ -75,7 +75,7 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         min_blocks=tiles.blocks,
         is_persistent=True,
         counters=COUNTERS,
-        reasons=(tiles.reason, *_eight_bit_reasons(spec, arch)),
+        reasons=(tiles.reason, *_eight_bit_reasons(spec)),
     )
 
 
@@ -99,15 +99,13 @@ def check_eight_bits(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         )
 
 
-def _eight_bit_reasons(spec: AttentionSpec, arch: Arch) -> tuple[str, ...]:
+def _eight_bit_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     if spec.cache_dtype is None:
         return ()
     return (
         f"{spec.cache_dtype} keys and values become fp16 on their way to tensor cores, which is exact"
         + _QUERY_REASONS.get(spec.dtype, ""),
-        "this kernel alone reads 8-bit caches, also for long prompts, whose tiles of rows read all keys once each"
-        if not (spec.element.is_eight_bit and arch.has_wgmma)
-        else "for 64 queries and more Hopper's kernel reads a cache that is e4m3, too, if TMA can copy its rows",
+        "it reads 8-bit caches for any number of queries; each tile of rows of a long prompt reads all keys once",
     )
 
 
@@ -116,7 +114,7 @@ def _eight_bit_params(spec: AttentionSpec) -> ParamTable:
     declared = {"k": "const cache_t*", "v": "const cache_t*"}
     own = scale_params(spec)
     if spec.element.is_eight_bit:
-        declared["o"] = "out_t*"
+        declared["o"] = f"{spec.out_element.cuda}*"
         own += query_scale_params()
     params = [replace(p, declared=declared.get(p.name, p.declared)) for p in DECODE_FORWARD.params]
     return ParamTable.widest_first((*params, *own))

@@ -151,8 +151,9 @@ def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byte
     """Whether calls with a cache and many new queries run by this kernel."""
     if spec.cache is None or schedule != Schedule() or spec.qv or spec.page_scales:
         return False
-    if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or access_bytes != EIGHT_BIT_STEP):
-        # The kernel needs keys of the dtype of queries, in rows of whole 16-byte chunks.
+    has_steps = spec.head_dim % EIGHT_BIT_STEP == 0 and spec.head_dim_v % EIGHT_BIT_STEP == 0
+    if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or not has_steps):
+        # The kernel needs keys of the dtype of queries, and heads of whole steps.
         return False
     if spec.cache_dtype is not None and arch.has_wgmma and fault_of(spec, schedule, arch) is not None:
         return False

@@ -9,6 +9,13 @@ FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
 
+// The scale of 8-bit queries beside a cache. Query heads that share keys may have scales of their own.
+FLASHGEN_DEVICE float query_scale(const auto& p, i32 sequence, i32 head, i32 head_kv) {
+  const i32 member = head - head_kv * p.group;
+  return input_scale(p.q_scale,
+                     sequence * p.q_scale_row + head_kv * p.q_scale_group + member * p.q_scale_head);
+}
+
 // What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
 // -inf would be NaN. Blocks of zeros have tiny scales.
 FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {

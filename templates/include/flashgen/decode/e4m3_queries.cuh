@@ -6,8 +6,7 @@
 
 namespace flashgen {
 
-// A lane's four elements are one word. Query heads that share keys are a group, whose members may have scales
-// of their own.
+// A lane's four elements are one word.
 template <>
 struct QueryWords<e4m3_t> {
   template <i32 head_dim>
@@ -25,9 +24,7 @@ struct QueryWords<e4m3_t> {
   }
   template <class Params>
   FLASHGEN_DEVICE static float scale(const Params& p, const DecodeItem& item, RowPlace place) {
-    const i32 member = place.head - item.head_kv * p.group;
-    return input_scale(
-        p.q_scale, item.sequence * p.q_scale_row + item.head_kv * p.q_scale_group + member * p.q_scale_head);
+    return query_scale(p, item.sequence, place.head, item.head_kv);
   }
 };
 

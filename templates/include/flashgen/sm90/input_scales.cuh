@@ -78,11 +78,9 @@ struct CacheScales {
   static constexpr bool differ_by_block = false;
 
   FLASHGEN_DEVICE static Factors of(const auto& p, const auto& tile, i32, i32) {
-    const i32 member = tile.head - tile.head_kv * p.group;
-    return {logit_factor(
-        input_scale(p.q_scale,
-                    tile.sequence * p.q_scale_row + tile.head_kv * p.q_scale_group + member * p.q_scale_head),
-        input_scale(p.k_scale, tile.sequence * p.k_scale_row + tile.head_kv * p.k_scale_head))};
+    return {
+        logit_factor(query_scale(p, tile.sequence, tile.head, tile.head_kv),
+                     input_scale(p.k_scale, tile.sequence * p.k_scale_row + tile.head_kv * p.k_scale_head))};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto& tile) {
     return input_scale(p.v_scale, tile.sequence * p.v_scale_row + tile.head_kv * p.v_scale_head);

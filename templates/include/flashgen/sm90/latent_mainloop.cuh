@@ -237,7 +237,8 @@ struct LatentSm90Mainloop {
   }
 
   // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
-  // the other warpgroup's P.
+  // the other warpgroup's P, which the mask does not cut. ptxas serializes all products if that is a branch
+  // of one loop body, so there are two.
   template <bool overlaps>
   FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
