@@ -134,7 +134,7 @@ class _Scales(NamedTuple):
 
 def _of_query_heads(scale: Array, heads: int, heads_kv: int) -> Array:
     """The scales of queries with one for each query head, where there is one for each head of keys."""
-    if scale.ndim == 0 or scale.shape[-1] in (1, heads):
+    if scale.ndim == 0 or scale.shape == (1,) or scale.shape[-1] == heads:
         return scale
     return np.repeat(scale, heads // heads_kv, axis=-1)
 

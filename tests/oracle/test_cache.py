@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 
 from flashgen import oracle
 from flashgen.spec import AttentionSpec, KVCache, Rotary, causal
 
 RANDOM = np.random.default_rng(0)
 SPEC = AttentionSpec(4, mask=causal(), direction="forward", cache="paged")
+CONTIGUOUS = AttentionSpec(4, dtype="e4m3", mask=causal(), direction="forward", cache="contiguous", cache_dtype="e4m3")
 
 
 def ints(*values: object) -> np.ndarray:
@@ -31,6 +35,20 @@ def test_keys_of_a_sequence_are_found_through_the_table_of_its_row() -> None:
     np.testing.assert_allclose(o[1, 1], pages[3, 0])
     assert not o[1, 0].any()
     assert lse[1, 0, 0] == -np.inf
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(), (1,), "heads", "heads of keys", "batch, heads", "batch, heads of keys"])
+def test_queries_have_a_scale_each_or_that_of_their_head_of_keys(shape: Any, heads_kv: int) -> None:
+    kinds = {"heads": (4,), "heads of keys": (heads_kv,), "batch, heads": (2, 4), "batch, heads of keys": (2, heads_kv)}
+    scale = RANDOM.uniform(0.5, 2.0, kinds.get(shape, shape)).astype(np.float32)
+    q, k = (RANDOM.standard_normal((2, 3, heads, 4)).astype(float8_e4m3fn) for heads in (4, heads_kv))
+    found = oracle.forward_cached(CONTIGUOUS, q, k, k, KVCache(), q_scale=scale)
+    of_heads = scale if scale.shape in ((), (1,)) or scale.shape[-1] == 4 else np.repeat(scale, 4 // heads_kv, -1)
+    scaled = q.astype(np.float64) * np.broadcast_to(of_heads, (2, 4))[:, None, :, None]
+    expected = oracle.forward(AttentionSpec(4, mask=causal()), scaled, *[k.astype(np.float64)] * 2)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_what_is_appended_lies_behind_what_was_there_and_what_has_no_room_is_left_out() -> None:
