@@ -21,7 +21,7 @@ from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
 from tests.compile.test_forward_sm90 import CASES, Build, each
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 SPECS = {
     **CASES,

@@ -28,7 +28,7 @@ from tests.compile.machine_code import (
 )
 from tests.compile.test_forward_sm90 import CASES
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: head_dim and head_dim_v, spec, dtype, role.
 Build = tuple[tuple[int, int], str, str, str]

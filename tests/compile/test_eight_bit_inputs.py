@@ -15,6 +15,8 @@ from flashgen.plan import plan
 from flashgen.render import render
 from tests.drawn import some
 
+pytestmark = pytest.mark.in_turns(6)
+
 DIMS = ((16, 16), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
 ARCHS = ("sm_89", "sm_90a", "sm_100", "sm_120")
 SLOPES = np.linspace(0.01, 0.5, 16).astype(np.float32)

@@ -22,7 +22,7 @@ from flashgen.plan.hopper.forward_table import TABLE
 from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import code, compiled, each_kernel, has_own_memory, is_product, machine_code
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 Build = tuple[tuple[int, int], str, str]
 #: Head dims that the schedule table has rows for.

@@ -12,6 +12,8 @@ from flashgen import oracle
 from flashgen.verify import verify
 from tests.drawn import some
 
+pytestmark = pytest.mark.in_turns(6)
+
 ARCHS = ("sm_89", "sm_90a", "sm_120")
 #: Every code but the two of NaN.
 NUMBERS = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)

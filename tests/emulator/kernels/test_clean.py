@@ -11,7 +11,7 @@ from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartiti
 from flashgen.verify.cases.packed import Packing
 from tests.drawn import IS_SAMPLE
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 Spec = AttentionSpec
 
