@@ -2,6 +2,7 @@
 
     python benchmarks/callers.py                                   # every kind against the peers that are installed
     python benchmarks/callers.py --kinds packed,paged --peers fa3,fa4 --json callers.json
+    python benchmarks/callers.py --kinds equal --peers batch       # packed sequences beside a batch
 
 Every implementation gets the same tensors and is timed in turn with CUDA events, in an order drawn anew for each round;
 figures are medians over rounds, in TFLOP/s of the pairs that the mask allows. Implementations must agree with each
@@ -104,14 +105,26 @@ def packed() -> Iterator[Problem]:
         for dim, heads, kv_heads in (
             (64, 32, 32),
             (64, 32, 8),
+            (64, 32, 4),
             (128, 16, 16),
             (128, 32, 8),
             (128, 32, 4),
+            (256, 16, 16),
             (256, 16, 4),
+            (256, 16, 2),
         ):
             for tokens, average in ((16384, 300), (32768, 600), (32768, 2500), (65536, 4000)):
                 lengths = documents(tokens, average)
                 yield Problem("packed", direction, dim, dim, heads, kv_heads, lengths, lengths)
+
+
+def equal() -> Iterator[Problem]:
+    """Packed sequences that are equally long, beside the same as a batch."""
+    for direction in ("forward", "backward"):
+        for dim, heads, kv_heads in ((64, 32, 8), (128, 16, 16), (256, 16, 4)):
+            for length in (512, 2048, 8192):
+                lengths = (length,) * (16384 // length)
+                yield Problem("equal", direction, dim, dim, heads, kv_heads, lengths, lengths)
 
 
 def dropped() -> Iterator[Problem]:
@@ -145,6 +158,7 @@ def other_dims() -> Iterator[Problem]:
 
 KINDS: dict[str, Callable[[], Iterator[Problem]]] = {
     "packed": packed,
+    "equal": equal,
     "dropout": dropped,
     "paged": paged,
     "dims": other_dims,
@@ -205,8 +219,15 @@ def ours(problem: Problem, x: Given, q: torch.Tensor, k: torch.Tensor, v: torch.
             rows, k, v, cache_seqlens=x.lengths_k, block_table=table, causal=problem.causal
         )
         return out.view(q.shape[0], *out.shape[2:])
-    if problem.kind == "packed":
+    if problem.kind in ("packed", "equal"):
         return fg.flash_attn_varlen_func(q, k, v, x.starts_q, x.starts_k, *longest, causal=problem.causal)
+    return as_batch(problem, x, q, k, v)
+
+
+def as_batch(problem: Problem, _: Given, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """This project's kernels for sequences of the same lengths."""
+    if problem.kind not in ("equal", "dropout", "dims"):
+        raise CannotError("it has no lengths of its own and no pages")
     rows_q, rows_k, rows_v = batched(problem, q, k, v)
     out = fg.flash_attn_func(rows_q, rows_k, rows_v, dropout_p=problem.dropout, causal=problem.causal)
     return out.reshape(q.shape[0], *out.shape[2:])
@@ -223,7 +244,7 @@ def sdpa(which: SDPBackend) -> Callable[..., torch.Tensor]:
     def run(problem: Problem, x: Given, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if problem.page:
             raise CannotError("it has no pages")
-        if problem.kind == "packed":
+        if problem.kind in ("packed", "equal"):
             if which is not SDPBackend.FLASH_ATTENTION:
                 raise CannotError("torch packs sequences for FlashAttention alone")
             longest = max(problem.queries), max(problem.keys)
@@ -272,6 +293,7 @@ PEERS: dict[str, Callable[..., torch.Tensor]] = {
     "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
     "fa3": fa3,
     "fa4": fa4,
+    "batch": as_batch,
 }
 IMPLEMENTATIONS = {**PEERS, OURS: ours}
 
@@ -343,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"comma-separated: {', '.join(KINDS)}")
     parser.add_argument("--directions", default="forward,backward")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--every", type=int, default=1, help="takes one problem in so many")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="per implementation and round")

@@ -16,7 +16,7 @@ from itertools import product
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.hopper.backward import NARROW_DIMS
+from flashgen.plan.hopper.backward_tiles import NARROW_DIMS
 from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
 from tests.compile.test_forward_sm90 import CASES, Build, each

@@ -16,7 +16,7 @@ from itertools import product
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.hopper.backward import WIDE_DIMS
+from flashgen.plan.hopper.backward_tiles import WIDE_DIMS
 from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import (
     compiled,

@@ -13,11 +13,11 @@ import pytest
 import flashgen as fg
 from flashgen import oracle
 from flashgen.plan import Problem, plan, workspaces
-from flashgen.plan.hopper.backward import HEAD_DIMS
+from flashgen.plan.hopper.backward_tiles import HEAD_DIMS
 from flashgen.verify import Case, Mode, expect
 from flashgen.verify.cases.packed import Packing
 from tests.drawn import LEVEL, diagonal
-from tests.kernels.test_backward_sm90 import NAME, OTHER, SPECS, built, check
+from tests.kernels.test_backward_sm90 import NAME, OTHER, PADDED, SPECS, built, check
 from tests.kernels.test_forward_sm90 import drawn_case, drawn_mode, launches
 from tests.kernels.test_packed_and_dropout_sm90 import with_more_sequences
 
@@ -38,6 +38,9 @@ EVERY = [
     for (dims, name), feature in zip(
         diagonal(HEAD_DIMS, NAMES, step=3), list(FEATURES) * len(HEAD_DIMS) * len(NAMES), strict=False
     )
+]
+EVERY += [
+    (dims, NAMES[number % len(NAMES)], list(FEATURES)[number % len(FEATURES)]) for number, dims in enumerate(PADDED)
 ]
 DROPOUT = fg.Dropout(0.3, 2**63 + 11, 2**35 + 4)
 

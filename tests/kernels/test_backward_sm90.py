@@ -16,7 +16,7 @@ import flashgen as fg
 from flashgen import oracle
 from flashgen.expr import log
 from flashgen.plan.calls import SMALLEST_DIVISOR
-from flashgen.plan.hopper.backward import HEAD_DIMS
+from flashgen.plan.hopper.backward_tiles import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
@@ -49,10 +49,17 @@ SPECS: dict[str, dict[str, Any]] = {
     "bias": {"score": fg.bias(BIAS)},
 }
 ALONE = ("window", "holes", "softcap")
+#: Head dims that are padded in shared memory.
+PADDED = ((8, 8), (80, 80), (40, 24), (112, 112), (136, 136), (160, 40), (200, 248))
 #: A developer's run takes some for one width, which is another one for each; tests below take most of the others.
 DRAWN = some(
-    [(dims, name) for name in SPECS for dims in HEAD_DIMS],
+    [
+        *((dims, name) for name in SPECS for dims in HEAD_DIMS),
+        *((dims, name) for at, dims in enumerate(PADDED) for name in list(SPECS)[at % 3 :: 3]),
+    ],
     *((HEAD_DIMS[at], name) for at, name in enumerate(ALONE)),
+    ((80, 80), "causal"),
+    ((160, 40), "window"),
 )
 
 
@@ -84,7 +91,7 @@ def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by
 def test_gradients_are_within_their_bounds_and_nothing_is_found(dims: tuple[int, int], name: str) -> None:
     random = Random(f"{dims} {name}")
     for number in range(CASES):
-        dtype = ("bf16", "fp16")[(HEAD_DIMS.index(dims) + list(SPECS).index(name) + number) % 2]
+        dtype = ("bf16", "fp16")[((*HEAD_DIMS, *PADDED).index(dims) + list(SPECS).index(name) + number) % 2]
         spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], dtype=dtype, **SPECS[name])
         main = built(spec).plan.kernel("main")
         case = drawn_case(random, spec, int(main.constant("tile_q")), int(main.constant("tile_kv")))

@@ -10,7 +10,7 @@ import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.hopper.backward import WIDE_DIMS
+from flashgen.plan.hopper.backward_tiles import WIDE_DIMS
 from flashgen.plan.hopper.units import registers_at_launch
 from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.render.summary import header

@@ -12,8 +12,7 @@ import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.errors import PlanError
 from flashgen.plan import plan
-from flashgen.plan.hopper.backward import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS
-from flashgen.plan.hopper.backward_tiles import keys_kernel, one_kernel, query_kernel
+from flashgen.plan.hopper.backward_tiles import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS, keys_kernel, one_kernel, query_kernel
 from flashgen.plan.model.budget import Budget, Choice, Tiles, chosen, first_that_fits
 from flashgen.plan.model.choices import choice_lines, choice_plain
 from flashgen.plan.model.plans import KernelPlan

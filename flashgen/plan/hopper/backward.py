@@ -7,7 +7,7 @@ from flashgen.plan.hopper.backward_frame import BackwardSm90
 from flashgen.plan.hopper.backward_scores import loads_ahead
 from flashgen.plan.hopper.backward_tiles import DS_STAGES, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.hopper.backward_wide import plan_wide_sm90
-from flashgen.plan.hopper.units import PANEL, STORED_ROWS, made_for, why_not_hopper
+from flashgen.plan.hopper.units import PANEL, STORED_ROWS, why_not_hopper
 from flashgen.plan.model import params
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.failed_tiles import FailedTiles
@@ -15,19 +15,11 @@ from flashgen.plan.model.plans import Box, Constant, KernelPlan
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
-#: Head dims of the fused kernel for dK, dV and dQ.
-NARROW_DIMS = ((64, 64), (96, 96), (128, 128))
-#: Head dims with one kernel for dK and dV and one for dQ: the fused one lacks registers.
-WIDE_DIMS = ((192, 128), (192, 192), (256, 256))
-HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
-
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why a backward pass cannot use these kernels, as a clause; None if it can."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
-    if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
-        return f"its backward kernels are {made_for(spec, HEAD_DIMS)}"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass applies to the portable kernels"
     return None
@@ -36,7 +28,7 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
 def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> tuple[KernelPlan, ...]:
     """The backward kernels of a spec on Hopper, in the order in which they run."""
     frame = BackwardSm90.of(spec, schedule if schedule != Schedule() else None, arch)
-    choice = one_kernel(spec, arch)
+    choice = one_kernel(frame.padded, arch)
     kernels = _fused(frame, choice) if isinstance(choice, Choice) else plan_wide_sm90(frame)
     return kernels if spec.mask.is_full else (*kernels, frame.repair(kernels))
 
@@ -50,7 +42,7 @@ def _fused(frame: BackwardSm90, choice: Choice) -> tuple[KernelPlan, ...]:
     prepare = frame.prepare(
         tile_q,
         "ordered" if ordered else "ring",
-        workspace=tile_q * frame.spec.head_dim,
+        workspace=tile_q * frame.padded.head_dim,
         sums=sums,
         failures=failures,
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from flashgen.arch import Arch
-from flashgen.plan.hopper.backward_tiles import CONSUMERS
+from flashgen.plan.hopper.backward_tiles import CONSUMERS, padded
 from flashgen.plan.hopper.units import PANEL, WARPGROUP, is_block_sparse
 from flashgen.plan.model import params
 from flashgen.plan.model.budget import Choice
@@ -29,6 +29,11 @@ class BackwardSm90(BackwardFrame):
     def of(cls, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> BackwardSm90:
         """That of a spec."""
         return cls(spec, arch, schedule, "FlashAttention-3", 16)
+
+    @property
+    def padded(self) -> AttentionSpec:
+        """The spec with the head dims that tiles in shared memory and registers have."""
+        return padded(self.spec)
 
     @property
     def scales(self) -> bool:
@@ -56,8 +61,8 @@ class BackwardSm90(BackwardFrame):
         producer, consumer = choice.tiles.registers
         heads = self.section_heads(in_order)
         return (
-            Constant("head_dim", self.spec.head_dim),
-            Constant("head_dim_v", self.spec.head_dim_v),
+            Constant("head_dim", self.padded.head_dim),
+            Constant("head_dim_v", self.padded.head_dim_v),
             *tiles,
             Constant("consumers", CONSUMERS, f"warpgroups that compute{share}"),
             Constant("producer_registers", producer),

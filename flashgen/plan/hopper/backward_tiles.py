@@ -7,6 +7,7 @@ of the candidates is measured; research/ has the figures.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.backward_scores import has_slope, loads_ahead
@@ -16,6 +17,11 @@ from flashgen.plan.model.budget import Budget, Choice, Held, Tiles, first_that_f
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec
 
+#: Head dims of the fused kernel for dK, dV and dQ.
+NARROW_DIMS = ((64, 64), (96, 96), (128, 128))
+#: Head dims with one kernel for dK and dV and one for dQ: the fused one lacks registers.
+WIDE_DIMS = ((192, 128), (192, 192), (256, 256))
+HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
 CONSUMERS = 2
 #: Rows of K_j where one kernel computes dK, dV and dQ.
 TILE_KV = ROWS * CONSUMERS
@@ -38,6 +44,15 @@ _KEYS = (
     "P passes through shared memory"
 )
 _QUERY = "rows of S and dP are queries, so that dS is the left operand of dQ in registers; Q and dO stay"
+
+
+def padded(spec: AttentionSpec) -> AttentionSpec:
+    """The spec with the least head dims that tiles, registers and products are laid out for.
+
+    TMA fills columns beyond those of the tensors with zeros, and stores none of them.
+    """
+    dims = next(dims for dims in HEAD_DIMS if dims[0] >= spec.head_dim and dims[1] >= spec.head_dim_v)
+    return replace(spec, head_dim=dims[0], head_dim_v=dims[1])
 
 
 def one_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:

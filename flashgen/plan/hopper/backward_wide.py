@@ -22,7 +22,7 @@ def plan_wide_sm90(frame: BackwardSm90) -> tuple[KernelPlan, ...]:
 
 def _main(frame: BackwardSm90, failures: FailedTiles | None) -> KernelPlan:
     """dK and dV."""
-    choice = chosen(keys_kernel(frame.spec, frame.arch), "main backward")
+    choice = chosen(keys_kernel(frame.padded, frame.arch), "main backward")
     tiles = choice.tiles
     return frame.products(
         "main",
@@ -34,6 +34,8 @@ def _main(frame: BackwardSm90, failures: FailedTiles | None) -> KernelPlan:
         config_type="BackwardKeysConfig",
         config=frame.constants(
             choice,
+            Constant("stored_columns", frame.spec.head_dim, "of dK"),
+            Constant("stored_columns_v", frame.spec.head_dim_v, "of dV"),
             Constant("tile_q", tiles.rows, "B_r: query rows per step"),
             Constant("tile_kv", ROWS, "B_c: keys per tile that a block works on"),
             Constant("q_stages", tiles.count("Q"), "slots for Q"),
@@ -49,7 +51,7 @@ def _main(frame: BackwardSm90, failures: FailedTiles | None) -> KernelPlan:
 
 def _query(frame: BackwardSm90, stats_rows: int, failures: FailedTiles | None) -> KernelPlan:
     """dQ."""
-    choice = chosen(query_kernel(frame.spec, frame.arch), "dQ")
+    choice = chosen(query_kernel(frame.padded, frame.arch), "dQ")
     tiles = choice.tiles
     return frame.products(
         "query",
@@ -61,6 +63,7 @@ def _query(frame: BackwardSm90, stats_rows: int, failures: FailedTiles | None) -
         config_type="BackwardQueryConfig",
         config=frame.constants(
             choice,
+            Constant("stored_columns", frame.spec.head_dim, "of dQ"),
             Constant("tile_q", TILE_Q, "B_r: query rows per tile that a block works on"),
             Constant("tile_kv", tiles.rows, "B_c: keys per step"),
             Constant("k_stages", tiles.count("K"), "slots for K"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flashgen.arch import Arch
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -47,20 +45,6 @@ def why_not_hopper(
     if access_bytes != 16:
         return "TMA needs tensors aligned to 16 bytes"
     return None
-
-
-def made_for(spec: AttentionSpec, pairs: Sequence[tuple[int, int]]) -> str:
-    """The head dims of a kernel, and why it does not pad others, for the end of a sentence."""
-    larger = next(pair for pair in sorted(pairs) if pair[0] >= spec.head_dim and pair[1] >= spec.head_dim_v)
-    return (
-        f"made for head_dim {', '.join(_dims(*pair) for pair in pairs)}; "
-        f"{_dims(spec.head_dim, spec.head_dim_v)} is not padded to {_dims(*larger)}, "
-        "as copies, tiles and registers are laid out for rows of exactly these lengths"
-    )
-
-
-def _dims(head_dim: int, head_dim_v: int) -> str:
-    return str(head_dim) if head_dim == head_dim_v else f"{head_dim} with head_dim_v={head_dim_v}"
 
 
 def registers_at_launch(warpgroups: int) -> int:

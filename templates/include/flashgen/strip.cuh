@@ -39,11 +39,11 @@ FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
   }
 }
 
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
+// Writes a warp's 16 rows, from `row` on, to global memory: the first `stored` columns of them.
+template <class T, i32 columns, i32 stored>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  static_assert(columns % 32 == 0 && stored % 8 == 0, "a quad of lanes writes 32 columns, each lane 8");
   // As many chunks at a time as registers surely allow.
   constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
                                                   : chunks % 3 == 0 ? 3
@@ -52,7 +52,8 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
-    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
+    const i32 own_column = 8 * (thread.lane % 4);
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, own_column));
 #pragma unroll
     for (i32 first = 0; first < chunks; first += together) {
       Vec16 made[together];
@@ -67,7 +68,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
       }
       if (mine >= rows_of.row_count) continue;
 #pragma unroll
-      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
+      for (i32 g = 0; g < together; ++g) {
+        if (stored == columns || own_column + 32 * (first + g) < stored) target[4 * (first + g)] = made[g];
+      }
     }
   }
 }

@@ -452,6 +452,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 200),
         {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
     ),
+    # Rows of results end before those of tiles.
+    "Hopper, padded heads": (
+        AttentionSpec(136, head_dim_v=40, mask=causal()),
+        (70, 70),
+        {"arch": "sm_90a", "heads": 2, "heads_kv": 2},
+    ),
     # Where Q has no more slots than P, the first consumer cannot be far enough ahead to replace P.
     "Hopper, wide heads, three slots": (
         AttentionSpec(192, head_dim_v=128),

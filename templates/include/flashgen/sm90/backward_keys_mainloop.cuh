@@ -21,6 +21,7 @@ namespace flashgen {
 
 struct BackwardKeysConfig {
   i32 head_dim, head_dim_v;
+  i32 stored_columns, stored_columns_v;  // of dK and of dV
   i32 tile_q, tile_kv;
   i32 q_stages, do_stages, p_stages;
   i32 consumers;
@@ -80,7 +81,7 @@ struct BackwardKeysMainloop {
   // of the result, and multiplies that by dO or Q (its sum: dV or dK).
 
   struct SumsValues {
-    static constexpr i32 columns = cfg.head_dim_v;
+    static constexpr i32 columns = cfg.head_dim_v, stored = cfg.stored_columns_v;
     using FirstRing = QRing;
     using SecondRing = DORing;
     FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.k_ring(); }
@@ -142,7 +143,7 @@ struct BackwardKeysMainloop {
   };
 
   struct SumsKeys {
-    static constexpr i32 columns = cfg.head_dim;
+    static constexpr i32 columns = cfg.head_dim, stored = cfg.stored_columns;
     using FirstRing = DORing;
     using SecondRing = QRing;
     FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.v_ring(); }
@@ -277,8 +278,8 @@ struct BackwardKeysMainloop {
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       const float scale[2] = {Role::scale(p), Role::scale(p)};
-      write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
-                                    scale, here);
+      write_strip<T, Role::columns, Role::stored>(
+          Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum, scale, here);
     }
   };
 

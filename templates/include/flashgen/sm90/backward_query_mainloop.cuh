@@ -19,6 +19,7 @@ namespace flashgen {
 
 struct BackwardQueryConfig {
   i32 head_dim, head_dim_v;
+  i32 stored_columns;  // of dQ
   i32 tile_q, tile_kv;
   i32 k_stages, v_stages;
   i32 stats_rows;  // queries per row of row_stats
@@ -323,8 +324,8 @@ struct BackwardQueryMainloop {
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
       const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
-      write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
-                                   here);
+      write_strip<T, cfg.head_dim, cfg.stored_columns>(
+          tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale, here);
     }
   };
 
