@@ -1,4 +1,4 @@
-"""Decoding, one new token a sequence, in CUDA graphs: GB/s of keys and values read, beside peers.
+"""Decoding, one new token a sequence, in CUDA graphs: GB/s of keys and values read, and those of peers.
 
     python benchmarks/decode.py                                     # 16-bit and 8-bit caches, and installed peers
     python benchmarks/decode.py --kinds paged,fa3,cudnn --json decode.json

@@ -111,7 +111,7 @@ class Row:
         return self.rates[kind] / max(peers) if peers and kind in self.rates else None
 
     def rate(self, kind: str) -> str:
-        """GB/s, and beside wide products TFLOP/s."""
+        """GB/s, and TFLOP/s where products are wide."""
         if kind not in self.rates:
             return "-"
         products = f" ({self.problem.flops() / self.times[kind] / 1e6:.0f} TFLOP/s)" if self.problem.latent else ""
