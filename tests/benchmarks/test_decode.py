@@ -128,6 +128,28 @@ def test_kernels_over_8_bit_caches_multiply_by_scales(decode: Any, recorded: Rec
     assert (size, k.dtype) == (1, torch.float8_e4m3fn)
 
 
+def test_values_of_latent_attention_are_the_first_columns_of_the_keys(decode: Any, recorded: Recorded) -> None:
+    problem = decode.Problem(2, 4, 1, 64, 40, 8, shortest=10, new=2, latent=128)
+    call, size = decode.KINDS["latent"](problem)
+    q, vectors, _, *places = recorded.pages
+    assert vectors.shape[-1] == 64 + 128
+    out, _ = call()
+    seen = torch.tensor([[True, False], [True, True]])
+    for got, exact in zip(out, expected(problem, (q, vectors, vectors[..., :128], *places), seen), strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-2, atol=1e-2)
+    assert size == 2
+
+
+def test_flashattention_3_gets_both_parts_of_latent_queries(decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(decode, "vllm_fa3", lambda *rows, **more: given.update(more, rows=rows))
+    call, _ = decode.KINDS["latent-fa3"](decode.Problem(2, 4, 1, 64, 40, 8, new=2, latent=128))
+    call()
+    assert [x.shape[-1] for x in given["rows"]] == [64, 64, 128]
+    assert given["qv"].shape == (4, 4, 128)
+    assert given["table"].shape == (2, 5)
+
+
 @pytest.mark.parametrize("kind", ["fa3", "fa3-e4m3"])
 def test_flashattention_3_gets_the_same_problem(decode: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     given: dict[str, Any] = {}
