@@ -88,14 +88,17 @@ def vllm_fa3(
 ) -> torch.Tensor:
     """The forward pass of vLLM's build, of packed queries; keys are packed, too, or lie in the pages of a table.
 
-    ``descales`` are those of 8-bit queries, keys and values.
+    ``descales`` are those of 8-bit queries, keys and values. As in vLLM, the kernel's heuristic says into how many
+    parts the keys of a sequence are split.
     """
     # Nothing new for a cache; neither rows of it, nor left padding and rotary embeddings.
     nothing: tuple[None, ...] = (None,) * 5
     columns = q.shape[-1] + (0 if qv is None else qv.shape[-1])
+    # 1 would mean that keys are never split.
+    num_splits = 0
     return _vllm()(
         q, k, v, None, None, qv, None, starts_q, starts_k, None, None, lengths_k, *longest, table, *nothing,
-        *descales, columns**-0.5, causal, *window, softcap, True, None, 1, None, 0, None, 1, 0, None,
+        *descales, columns**-0.5, causal, *window, softcap, True, None, num_splits, None, 0, None, 1, 0, None,
     )[0]  # fmt: skip
 
 

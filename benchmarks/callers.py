@@ -2,7 +2,8 @@
 
     python benchmarks/callers.py                                   # every kind against the peers that are installed
     python benchmarks/callers.py --kinds packed,paged --peers fa3,fa4 --json callers.json
-    python benchmarks/callers.py --kinds equal --peers batch       # packed sequences beside a batch
+    python benchmarks/callers.py --kinds equal --peers batch       # packed sequences and a batch
+    python benchmarks/callers.py --kinds paged --peers invariant   # what batch_invariant=True costs prompts
 
 Every implementation gets the same tensors and is timed in turn with CUDA events, in an order drawn anew for each round;
 figures are medians over rounds, in TFLOP/s of the pairs that the mask allows. Implementations must agree with each
@@ -30,7 +31,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashgen as fg
 
+DEVICE = "cuda"
 TOLERANCE = 2e-2
+#: flashgen with ``batch_invariant=True``: no peer, but what that costs.
+BATCH, INVARIANT = "batch", "invariant"
 Call = Callable[[], tuple[torch.Tensor, ...]]
 Tensors = tuple[torch.Tensor, ...]
 
@@ -82,7 +86,7 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """How many times as fast as the best peer."""
-        peers = [x for name, x in self.tflops.items() if name != OURS]
+        peers = [x for name, x in self.tflops.items() if name not in (OURS, BATCH, INVARIANT)]
         return self.tflops[OURS] / max(peers) if peers and OURS in self.tflops else None
 
 
@@ -186,22 +190,22 @@ class Given:
         torch.manual_seed(0)
 
         def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+            return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
 
         def starts(lengths: Sequence[int]) -> torch.Tensor:
-            return torch.tensor([0, *np.cumsum(lengths)], device="cuda", dtype=torch.int32)
+            return torch.tensor([0, *np.cumsum(lengths)], device=DEVICE, dtype=torch.int32)
 
         tokens, keys = sum(problem.queries), sum(problem.keys)
         rows, table = (keys,), None
         if problem.page:
             each = -(-max(problem.keys) // problem.page)
             count = each * len(problem.keys)
-            table = torch.randperm(count, device="cuda", dtype=torch.int32).view(len(problem.keys), each)
+            table = torch.randperm(count, device=DEVICE, dtype=torch.int32).view(len(problem.keys), each)
             rows = (count, problem.page)
         q = normal(tokens, problem.heads, problem.head_dim)
         k = normal(*rows, problem.kv_heads, problem.head_dim)
         v = normal(*rows, problem.kv_heads, problem.head_dim_v)
-        lengths_k = torch.tensor(problem.keys, device="cuda", dtype=torch.int32)
+        lengths_k = torch.tensor(problem.keys, device=DEVICE, dtype=torch.int32)
         return Given(q, k, v, starts(problem.queries), starts(problem.keys), lengths_k, table)
 
 
@@ -212,13 +216,7 @@ def ours(problem: Problem, x: Given, q: torch.Tensor, k: torch.Tensor, v: torch.
     """This project's kernels behind flash-attn's names."""
     longest = max(problem.queries), max(problem.keys)
     if problem.page:
-        batch = len(problem.queries)
-        rows = q.view(batch, -1, *q.shape[1:])
-        table = x.table
-        out = fg.flash_attn_with_kvcache(
-            rows, k, v, cache_seqlens=x.lengths_k, block_table=table, causal=problem.causal
-        )
-        return out.view(q.shape[0], *out.shape[2:])
+        return in_pages(problem, x, q, k, v)
     if problem.kind in ("packed", "equal"):
         return fg.flash_attn_varlen_func(q, k, v, x.starts_q, x.starts_k, *longest, causal=problem.causal)
     return as_batch(problem, x, q, k, v)
@@ -231,6 +229,23 @@ def as_batch(problem: Problem, _: Given, q: torch.Tensor, k: torch.Tensor, v: to
     rows_q, rows_k, rows_v = batched(problem, q, k, v)
     out = fg.flash_attn_func(rows_q, rows_k, rows_v, dropout_p=problem.dropout, causal=problem.causal)
     return out.reshape(q.shape[0], *out.shape[2:])
+
+
+def in_pages(
+    problem: Problem, x: Given, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch_invariant: bool = False
+) -> torch.Tensor:
+    """Queries over a cache."""
+    rows = q.view(len(problem.queries), -1, *q.shape[1:])
+    where: dict[str, Any] = {"cache_seqlens": x.lengths_k, "block_table": x.table}
+    out = fg.flash_attn_with_kvcache(rows, k, v, **where, causal=problem.causal, batch_invariant=batch_invariant)
+    return out.view(q.shape[0], *out.shape[2:])
+
+
+def invariant(problem: Problem, x: Given, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same with the same bits in any batch, for which prompts use the decode kernel."""
+    if not problem.page:
+        raise CannotError("only calls with a cache have batch_invariant")
+    return in_pages(problem, x, q, k, v, batch_invariant=True)
 
 
 def batched(problem: Problem, *tensors: torch.Tensor) -> Tensors:
@@ -293,9 +308,10 @@ PEERS: dict[str, Callable[..., torch.Tensor]] = {
     "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
     "fa3": fa3,
     "fa4": fa4,
-    "batch": as_batch,
 }
-IMPLEMENTATIONS = {**PEERS, OURS: ours}
+#: This project in other ways.
+WAYS: dict[str, Callable[..., torch.Tensor]] = {BATCH: as_batch, INVARIANT: invariant}
+IMPLEMENTATIONS = {**PEERS, **WAYS, OURS: ours}
 
 
 # ---- Timing
@@ -365,14 +381,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"comma-separated: {', '.join(KINDS)}")
     parser.add_argument("--directions", default="forward,backward")
-    parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4", help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"comma-separated: {', '.join([*PEERS, *WAYS])}")
     parser.add_argument("--every", type=int, default=1, help="takes one problem in so many")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="per implementation and round")
     parser.add_argument("--json", type=Path, help="also write every figure here")
     options = parser.parse_args()
     names = [*options.peers.split(","), OURS]
-    for given, known in ((options.kinds, KINDS), (options.peers, PEERS)):
+    for given, known in ((options.kinds, KINDS), (options.peers, [*PEERS, *WAYS])):
         if unknown := set(given.split(",")) - set(known):
             parser.error(f"{', '.join(sorted(unknown))} is not known; use {', '.join(known)}")
     rows: list[Row] = []

@@ -1,123 +1,108 @@
-"""Decoding, one new token a sequence, in CUDA graphs: GB/s of keys and values read, beside peers.
+"""Decoding, one new token a sequence, in CUDA graphs: GB/s of keys and values read, and those of peers.
 
     python benchmarks/decode.py                                     # 16-bit and 8-bit caches, and installed peers
     python benchmarks/decode.py --kinds paged,fa3,cudnn --json decode.json
+    python benchmarks/decode.py --kinds e4m3,e4m3-queries,fa3-e4m3  # 8-bit caches
+    python benchmarks/decode.py --kinds paged,portable              # the kernel for all GPUs, on this one
     python benchmarks/decode.py --latent                            # caches of latent vectors, also in TFLOP/s
 
 All implementations of a row are timed in turn; figures are medians over rounds. A row's keys and values are drawn
-anew for each implementation, because graphs keep the addresses.
+anew for each implementation, because graphs keep the addresses. FA3_LIBRARY names vLLM's build of FlashAttention-3,
+which says itself into how many parts it splits keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from attention_peers import vllm_fa3
+from decode_rows import LATENT_ROWS, PEERS, ROWS, Problem, Row, ancestors, head, means
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashgen as fg
 
+DEVICE = "cuda"
 #: Calls of a graph.
 CALLS = 10
-DTYPES = {None: torch.bfloat16, "e4m3": torch.float8_e4m3fn}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One line of the table. ``keys`` are a sequence's, or the longest and the shortest of ragged ones."""
-
-    batch: int
-    heads: int
-    heads_kv: int
-    head_dim: int
-    keys: int
-    page: int
-    shortest: int = 0
-    new: int = 1
-    #: Columns of values that are part of the keys; 0 where values are others.
-    latent: int = 0
-
-    def lengths(self) -> list[int]:
-        """Keys of each sequence: equal, or spread evenly on a logarithmic scale."""
-        if not self.shortest:
-            return [self.keys] * self.batch
-        steps = max(1, self.batch - 1)
-        return [round(self.shortest * (self.keys / self.shortest) ** (i / steps)) for i in range(self.batch)]
-
-    def bytes(self, of_element: int) -> int:
-        """Keys and values read once."""
-        columns = self.head_dim + (self.latent or self.head_dim)
-        return sum(self.lengths()) * self.heads_kv * columns * of_element
-
-    def flops(self) -> int:
-        """Those of both products for all pairs of queries and keys."""
-        values = self.latent or self.head_dim
-        return 2 * sum(self.lengths()) * self.new * self.heads * (self.head_dim + self.latent + values)
-
-
-ROWS = (
-    Problem(1, 32, 8, 128, 8192, 64),
-    Problem(1, 32, 8, 128, 131072, 64),
-    Problem(8, 32, 8, 128, 8192, 16),
-    Problem(64, 32, 8, 128, 8192, 16),
-    Problem(128, 32, 8, 128, 2048, 16),
-    Problem(64, 64, 8, 128, 8192, 64),
-    Problem(16, 128, 1, 128, 16384, 64),
-    Problem(64, 32, 32, 128, 4096, 64),
-    Problem(64, 16, 8, 256, 4096, 64),
-    Problem(64, 32, 8, 64, 8192, 64),
-    Problem(64, 32, 8, 128, 32768, 16, shortest=100),
-    Problem(64, 32, 8, 128, 8192, 16, new=4),
-)
-
-LATENT_ROWS = (
-    *(Problem(128, heads, 1, 64, keys, 64, latent=512) for heads in (128, 64, 16) for keys in (4096, 8192)),
-    *(Problem(32, heads, 1, 64, 32768, 64, latent=512) for heads in (128, 64, 16)),
-    Problem(1, 128, 1, 64, 32768, 64, latent=512),
-    Problem(128, 128, 1, 64, 32768, 64, shortest=100, latent=512),
-    Problem(128, 128, 1, 64, 4096, 64, new=2, latent=512),
-)
+#: Hopper without its own instructions, so that plans are those for all GPUs from sm_80 on.
+PORTABLE = "sm_90"
+E4M3 = torch.float8_e4m3fn
 
 Call = Callable[[], Any]
 
 
-def paged(problem: Problem, cache_dtype: str | None, page_scales: bool = False) -> tuple[Call, int]:
+def mask_of(problem: Problem) -> fg.Mask:
+    """New tokens in a row, or in a tree of guesses."""
+    if not problem.tree:
+        return fg.causal()
+    above = torch.from_numpy(ancestors(problem.new)).to(DEVICE)
+
+    def tree(b: Any, h: Any, q: Any, k: Any) -> Any:
+        before = fg.k_len - fg.q_len
+        return (k < before) | above[q, fg.maximum(k - before, 0)]
+
+    return fg.Mask.of(tree)
+
+
+def spec_of(problem: Problem, cache: str = "paged", **fields: Any) -> fg.AttentionSpec:
+    """The spec of flashgen's kernels."""
+    return fg.AttentionSpec(problem.head_dim, mask=mask_of(problem), direction="forward", cache=cache, **fields)
+
+
+def paged(problem: Problem, arch: str | None = None) -> tuple[Call, int]:
     """flashgen's kernel over pages."""
-    fields: dict[str, Any] = {"cache_dtype": cache_dtype, "page_scales": page_scales} if cache_dtype else {}
-    spec = fg.AttentionSpec(problem.head_dim, mask=fg.causal(), direction="forward", cache="paged", **fields)
-    kernel = fg.build(spec)
-    q, k, v, table, lengths = pages_of(problem, DTYPES[cache_dtype])
-    scales = {}
-    if cache_dtype:
-        count = k.shape[0] if page_scales else problem.batch
-        scales = {n: torch.rand(count, problem.heads_kv, device="cuda") + 0.5 for n in ("k_scale", "v_scale")}
-    cache = fg.KVCache(lengths, block_table=table, **scales)
-    return lambda: kernel(q, k, v, cache=cache), k.element_size()
+    kernel = fg.build(spec_of(problem), arch=arch)
+    q, k, v, table, lengths = pages_of(problem, torch.bfloat16)
+    cache = fg.KVCache(lengths, block_table=table)
+    return lambda: kernel(q, k, v, cache=cache), 2
+
+
+def e4m3(problem: Problem, page_scales: bool = False, queries: bool = False) -> tuple[Call, int]:
+    """flashgen's kernel over pages in e4m3, with scales of sequences or pages; with ``queries`` these are e4m3, too."""
+    fields = {"dtype": "e4m3"} if queries else {"cache_dtype": "e4m3", "page_scales": page_scales}
+    kernel = fg.build(spec_of(problem, **fields))
+    q, k, v, table, lengths = pages_of(problem, E4M3)
+    k_scale, v_scale = (scales(k.shape[0] if page_scales else problem.batch, problem.heads_kv) for _ in "kv")
+    cache = fg.KVCache(lengths, block_table=table, k_scale=k_scale, v_scale=v_scale)
+    if not queries:
+        return lambda: kernel(q, k, v, cache=cache), 1
+    q8, q_scale = q.to(E4M3), scales(problem.batch, problem.heads_kv)
+    return lambda: kernel(q8, k, v, cache=cache, q_scale=q_scale), 1
 
 
 def contiguous(problem: Problem) -> tuple[Call, int]:
     """flashgen's kernel over a dense cache."""
-    kernel = fg.build(fg.AttentionSpec(problem.head_dim, mask=fg.causal(), direction="forward", cache="contiguous"))
+    kernel = fg.build(spec_of(problem, "contiguous"))
     q, k, v = dense(problem)
-    cache = fg.KVCache(torch.tensor(problem.lengths(), dtype=torch.int32, device="cuda"))
+    cache = fg.KVCache(torch.tensor(problem.lengths(), dtype=torch.int32, device=DEVICE))
     return lambda: kernel(q, k, v, cache=cache), 2
 
 
-def fa3(problem: Problem) -> tuple[Call, int]:
-    """vLLM's build of FlashAttention-3 over pages, which FA3_LIBRARY names."""
-    q, k, v, table, lengths = pages_of(problem, torch.bfloat16)
-    starts = torch.arange(0, (problem.batch + 1) * problem.new, problem.new, device="cuda", dtype=torch.int32)
-    more = {"longest": (problem.new, problem.keys), "causal": True, "lengths_k": lengths, "table": table}
-    return lambda: vllm_fa3(q.flatten(0, 1), k, v, starts, None, **more), 2
+def fa3(problem: Problem, dtype: torch.dtype = torch.bfloat16) -> tuple[Call, int]:
+    """vLLM's build of FlashAttention-3 over pages; with an 8-bit cache its queries have 8 bits, too."""
+    q, k, v, table, lengths = pages_of(problem, dtype)
+    more = fa3_arguments(problem, table, lengths)
+    if dtype == E4M3:
+        more["descales"] = tuple(scales(problem.batch, problem.heads_kv) for _ in "qkv")
+    rows = q.flatten(0, 1).to(dtype)
+    return lambda: vllm_fa3(rows, k, v, **more), dtype.itemsize
+
+
+def fa3_arguments(problem: Problem, table: torch.Tensor, lengths: torch.Tensor) -> dict[str, Any]:
+    """What it gets besides queries, keys and values."""
+    if problem.tree:
+        raise ValueError("it has no trees")
+    end, new = problem.batch * problem.new, problem.new
+    starts = torch.arange(0, end + 1, new, device=DEVICE, dtype=torch.int32)
+    return {"starts_q": starts, "longest": (new, problem.keys), "causal": True, "lengths_k": lengths, "table": table}
 
 
 def cudnn(problem: Problem) -> tuple[Call, int]:
@@ -135,8 +120,7 @@ def cudnn(problem: Problem) -> tuple[Call, int]:
 
 def latent(problem: Problem) -> tuple[Call, int]:
     """flashgen's kernel over pages of latent vectors."""
-    more: dict[str, Any] = {"head_dim_v": problem.latent, "qv": True, "direction": "forward", "cache": "paged"}
-    kernel = fg.build(fg.AttentionSpec(problem.head_dim, mask=fg.causal(), **more))
+    kernel = fg.build(spec_of(problem, head_dim_v=problem.latent, qv=True))
     q, qv, k, v, table, lengths = latent_pages_of(problem)
     cache = fg.KVCache(lengths, block_table=table)
     return lambda: kernel(q, k, v, qv=qv, cache=cache), 2
@@ -145,10 +129,9 @@ def latent(problem: Problem) -> tuple[Call, int]:
 def latent_fa3(problem: Problem) -> tuple[Call, int]:
     """vLLM's build of FlashAttention-3 with ``qv``."""
     q, qv, k, v, table, lengths = latent_pages_of(problem)
-    starts = torch.arange(0, (problem.batch + 1) * problem.new, problem.new, device="cuda", dtype=torch.int32)
-    more = {"longest": (problem.new, problem.keys), "causal": True, "lengths_k": lengths, "table": table}
+    more = fa3_arguments(problem, table, lengths)
     q, qv = q.flatten(0, 1), qv.flatten(0, 1)
-    return lambda: vllm_fa3(q, k, v, starts, None, **more, qv=qv), 2
+    return lambda: vllm_fa3(q, k, v, **more, qv=qv), 2
 
 
 def latent_pages_of(problem: Problem) -> tuple[torch.Tensor, ...]:
@@ -162,55 +145,45 @@ def latent_pages_of(problem: Problem) -> tuple[torch.Tensor, ...]:
 def dense(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values."""
     shape = (problem.batch, problem.keys, problem.heads_kv, problem.head_dim)
-    q = torch.randn(problem.batch, problem.new, problem.heads, problem.head_dim, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+    q = torch.randn(problem.batch, problem.new, problem.heads, problem.head_dim, device=DEVICE, dtype=torch.bfloat16)
+    k, v = (torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv")
     return q, k, v
+
+
+def scales(*shape: int) -> torch.Tensor:
+    """Scales of e4m3 numbers."""
+    return torch.rand(shape, device=DEVICE) + 0.5
 
 
 def pages_of(problem: Problem, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values in pages in random order, their table, and the lengths."""
     each = -(-problem.keys // problem.page)
-    lengths = torch.tensor(problem.lengths(), dtype=torch.int32, device="cuda")
+    lengths = torch.tensor(problem.lengths(), dtype=torch.int32, device=DEVICE)
     used = -(-lengths // problem.page)
     count = int(used.sum())
-    table = torch.zeros(problem.batch, each, dtype=torch.int32, device="cuda")
-    places = torch.arange(each, device="cuda") < used[:, None]
-    table[places] = torch.randperm(count, device="cuda").int()
-    q = torch.randn(problem.batch, problem.new, problem.heads, problem.head_dim, device="cuda", dtype=torch.bfloat16)
+    table = torch.zeros(problem.batch, each, dtype=torch.int32, device=DEVICE)
+    places = torch.arange(each, device=DEVICE) < used[:, None]
+    table[places] = torch.randperm(count, device=DEVICE).int()
+    q = torch.randn(problem.batch, problem.new, problem.heads, problem.head_dim, device=DEVICE, dtype=torch.bfloat16)
     shape = (count, problem.page, problem.heads_kv, problem.head_dim)
-    k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype) for _ in "kv")
+    k, v = (torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).to(dtype) for _ in "kv")
     return q, k, v, table, lengths
 
 
 KINDS: dict[str, Callable[[Problem], tuple[Call, int]]] = {
-    "paged": lambda problem: paged(problem, None),
+    "paged": paged,
     "contiguous": contiguous,
-    "e4m3": lambda problem: paged(problem, "e4m3"),
-    "e4m3-pages": lambda problem: paged(problem, "e4m3", page_scales=True),
+    "portable": lambda problem: paged(problem, PORTABLE),
+    "e4m3": e4m3,
+    "e4m3-pages": lambda problem: e4m3(problem, page_scales=True),
+    "e4m3-queries": lambda problem: e4m3(problem, queries=True),
     "fa3": fa3,
+    "fa3-e4m3": lambda problem: fa3(problem, E4M3),
     "cudnn": cudnn,
     "latent": latent,
     "latent-fa3": latent_fa3,
 }
 LATENT_KINDS = ("latent", "latent-fa3")
-PEERS = ("fa3", "cudnn", "latent-fa3")
-
-
-@dataclass
-class Row:
-    """A problem's figures in GB/s and microseconds by kind, and why some have none."""
-
-    problem: Problem
-    rates: dict[str, float] = field(default_factory=dict)
-    times: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        """The rate of pages over that of the better peer."""
-        peers = [self.rates[n] for n in PEERS if n in self.rates]
-        own = self.rates.get("latent" if self.problem.latent else "paged")
-        return own / max(peers) if peers and own else None
 
 
 def graph_of(call: Call) -> Callable[[], float]:
@@ -258,14 +231,6 @@ def measure(problem: Problem, kinds: list[str], rounds: int) -> Row:
     return row
 
 
-def shown_rate(row: Row, kind: str) -> str:
-    """GB/s, and beside wide products TFLOP/s."""
-    if kind not in row.rates:
-        return "-"
-    products = f" ({row.problem.flops() / row.times[kind] / 1e6:.0f} TFLOP/s)" if row.problem.latent else ""
-    return f"{row.rates[kind]:.0f}{products}"
-
-
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -279,19 +244,13 @@ def main() -> None:
     if unknown := set(kinds) - set(of_rows):
         parser.error(f"{', '.join(sorted(unknown))} is not known for these rows; use {', '.join(of_rows)}")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    print(f"| B, heads, D, keys, page | {' | '.join(kinds)} | vs the better peer |")
-    print("|" + " --- |" * (2 + len(kinds)))
+    print(head(kinds))
     rows = []
     for problem in LATENT_ROWS if options.latent else ROWS:
-        row = measure(problem, kinds, options.rounds)
-        rows.append(row)
-        p, shown = problem, [shown_rate(row, n) for n in kinds]
-        words = f"{p.batch}, {p.heads}/{p.heads_kv}, {p.head_dim}, {p.keys}, {p.page}"
-        words += (f", from {p.shortest}" if p.shortest else "") + (f", {p.new} tokens" if p.new > 1 else "")
-        print(f"| {words} | {' | '.join(shown)} | {f'{row.ratio:.2f}' if row.ratio else '-'} |", flush=True)
+        rows.append(measure(problem, kinds, options.rounds))
+        print(rows[-1].line(kinds), flush=True)
         torch.cuda.empty_cache()
-    if ratios := [row.ratio for row in rows if row.ratio]:
-        print(f"\nGeometric mean over the better peer: {math.exp(statistics.fmean(map(math.log, ratios))):.3f}")
+    print("", *means(rows, kinds), sep="\n")
     for row in rows:
         for name, note in row.notes.items():
             print(f"- {row.problem}, {name}: {note}")

@@ -1,4 +1,4 @@
-"""Speed of attention in e4m3 beside FlashAttention-3's and beside flashgen's own in bf16, in one interleaved run.
+"""Speed of attention in e4m3, FlashAttention-3's in e4m3 and flashgen's own in bf16, in one interleaved run.
 
     python benchmarks/fp8.py                                # against flashgen in bf16
     python benchmarks/fp8.py --peers fa3,bf16 --head-dims 64,128,256 --lengths 4096,16384
@@ -30,7 +30,7 @@ import flashgen as fg
 
 #: Relative error (Frobenius norm) above which an implementation is wrong rather than rounded: P has three bits.
 TOLERANCE = 6e-2
-#: The largest number of e4m3 over the largest of many normal ones.
+#: The largest e4m3 number over the largest of many normal ones.
 LARGEST, SPREAD = 448.0, 6.0
 Call = Callable[[], torch.Tensor]
 

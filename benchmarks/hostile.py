@@ -81,7 +81,7 @@ def huge_keys(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def every_second_row(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Rows are peaked, and their neighbours are not."""
+    """Rows are peaked, and their neighbors are not."""
     q[:, 1::2] *= 30
 
 
@@ -194,7 +194,7 @@ def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> f
     if found[is_reached].isfinite().any():
         return float("inf")
     found[is_reached] = exact[is_reached]
-    # Two rounding steps; eps is the distance between neighbours. Where all is bad nothing is left to be off.
+    # Two rounding steps; eps is the distance between neighbors. Where all is bad nothing is left to be off.
     step = torch.finfo(q.dtype).eps * exact.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
     ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
     lse_limit = LSE_TOLERANCE * exact_lse.abs().clamp(min=1)

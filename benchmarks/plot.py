@@ -25,6 +25,9 @@ COLORS = {
     "fa2": "#7f7f7f",
     "fa3": "#1f77b4",
     "fa4": "#9467bd",
+    "e4m3": "#d62728",
+    "fa3, e4m3": "#1f77b4",
+    "bf16": "#ff7f0e",
 }
 
 
@@ -87,8 +90,13 @@ def rates(names: Sequence[str]) -> Callable[[Any, Table], Any]:
     return draw
 
 
-def bars(label: Callable[[Row], str], columns: dict[str, str], axis_label: str) -> Callable[[Any, Table], Any]:
-    """A group of horizontal bars for each row, one for each column; ``columns`` gives their names in the legend."""
+def bars(
+    label: Callable[[Row], str], columns: dict[str, str], axis_label: str, line: float | None = 1
+) -> Callable[[Any, Table], Any]:
+    """A group of horizontal bars for each row, one for each column; ``columns`` gives their names in the legend.
+
+    ``line`` is where a vertical line stands: at the rate of peers, if bars are ratios.
+    """
 
     def draw(plt: Any, table: Table) -> Any:
         count = len(columns)
@@ -100,7 +108,8 @@ def bars(label: Callable[[Row], str], columns: dict[str, str], axis_label: str) 
         axis.set_yticks(range(len(table.rows)), [label(row) for row in table.rows], fontsize=8)
         axis.margins(y=0.01)
         axis.invert_yaxis()
-        axis.axvline(1, color="black", linewidth=0.8)
+        if line is not None:
+            axis.axvline(line, color="black", linewidth=0.8)
         axis.set_xlabel(axis_label, fontsize=9)
         if count > 1:
             figure.legend(loc="outside upper center", ncols=min(count, 6), frameon=False, fontsize=8)
@@ -119,6 +128,41 @@ def points(columns: Sequence[str], axis_label: str) -> Callable[[Any, Table], An
             axis.plot(columns, values, "o", label=f"D={row['D']}", markersize=5)
         axis.set_ylim(bottom=0)
         axis.set_ylabel(axis_label, fontsize=9)
+        axis.legend(frameon=False, fontsize=8)
+        return figure
+
+    return draw
+
+
+def latent(plt: Any, table: Table) -> Any:
+    """Rates of latent attention, and those of FlashAttention-3 where the page compares them."""
+    peer = "fa3, keys not split"
+    fair = [row | ({peer: "-"} if row["vs fa3"] == "-" else {}) for row in table.rows]
+    draw = bars(
+        lambda row: row["B, heads, keys, page"], {"flashgen": "flashgen", peer: "FlashAttention-3"}, "TB/s", line=None
+    )
+    return draw(plt, Table(table.columns, fair))
+
+
+def errors(axis_label: str) -> Callable[[Any, Table], Any]:
+    """A line for each way of scaling: the error of O by what the first column says."""
+    names = {
+        "tensor": "a scale for the tensor",
+        "head": "for each head",
+        "block 128": "for each block of 128 rows",
+        "tensor, rotated": "for the tensor, rotated",
+        "block 128, rotated": "for each block, rotated",
+    }
+
+    def draw(plt: Any, table: Table) -> Any:
+        figure, axis = plt.subplots(figsize=(8, 3))
+        places = [row[table.columns[0]] for row in table.rows]
+        for column, name in names.items():
+            style = "--" if column.endswith("rotated") else "-"
+            axis.plot(places, [number(row[column]) for row in table.rows], style, marker=".", label=name)
+        axis.set_yscale("log")
+        axis.set_xlabel(axis_label, fontsize=9)
+        axis.set_ylabel("RMSE of O", fontsize=9)
         axis.legend(frameon=False, fontsize=8)
         return figure
 
@@ -151,6 +195,32 @@ PLOTS = (
     Plot("algorithms/index.md", "roofline.svg", roofline),
     Plot("speed-hopper.md", "speed-hopper-forward.svg", rates(("flashgen", "cudnn", "fa2", "fa3", "fa4"))),
     Plot("speed-hopper.md", "speed-hopper-others.svg", bars(_problem, {"vs the best": ""}, "rate over the best peer")),
+    Plot(
+        "speed-hopper.md",
+        "speed-hopper-callers.svg",
+        bars(
+            lambda row: f"{row['what']}, D={row['D']}, {row['heads']}, {row['mask']}, {row['sequences']}",
+            {"vs the best": ""},
+            "rate over the best peer",
+        ),
+    ),
+    Plot(
+        "speed-hopper.md",
+        "speed-hopper-decode.svg",
+        bars(
+            lambda row: row["B, heads, D, keys, page"],
+            {
+                "paged": "flashgen, 16 bits",
+                "e4m3": "flashgen, 8 bits",
+                "cudnn": "cuDNN",
+                "fa3, separate run": "FlashAttention-3, separate run",
+            },
+            "GB/s",
+            line=None,
+        ),
+    ),
+    Plot("speed-hopper.md", "speed-hopper-latent.svg", latent),
+    Plot("speed-hopper.md", "speed-hopper-fp8.svg", rates(("e4m3", "fa3, e4m3", "bf16"))),
     Plot("speed-hopper.md", "speed-hopper-backward.svg", rates(("flashgen", "cudnn", "fa2", "fa4"))),
     Plot("speed-hopper.md", "speed-hopper-deterministic.svg", means),
     Plot(
@@ -161,6 +231,8 @@ PLOTS = (
             "sums of dQ of all heads",
         ),
     ),
+    Plot("fp8.md", "fp8-lengths.svg", errors("keys, D=128")),
+    Plot("fp8.md", "fp8-outliers.svg", errors("size of outliers, D=128 and 4,096 keys")),
     Plot(
         "speed.md",
         "speed.svg",

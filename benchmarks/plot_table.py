@@ -26,5 +26,5 @@ class Table:
 
 
 def number(text: str) -> float:
-    """A cell's figure; "-" is a point that is not drawn."""
-    return float("nan") if text == "-" else float(text)
+    """A cell's figure, or the first of several; "-" is a point that is not drawn."""
+    return float("nan") if text == "-" else float(text.split()[0])

@@ -24,10 +24,10 @@ def test_every_plot_shows_its_table(plotting: Any) -> None:
     assert not stale, "run python benchmarks/plot.py"
 
 
-def test_every_plot_of_the_pages_on_speed_and_algorithms_is_drawn_from_a_table(plotting: Any) -> None:
+def test_every_plot_of_the_pages_on_speed_errors_and_algorithms_is_drawn_from_a_table(plotting: Any) -> None:
     shown = {
         (page.relative_to(plotting.PAGES).as_posix(), image)
-        for pattern in ("speed*.md", "algorithms/*.md")
+        for pattern in ("speed*.md", "fp8.md", "algorithms/*.md")
         for page in plotting.PAGES.glob(pattern)
         for image in re.findall(r"^!\[[^]]+\]\((\S+)\)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
