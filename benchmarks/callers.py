@@ -33,7 +33,7 @@ import flashgen as fg
 
 DEVICE = "cuda"
 TOLERANCE = 2e-2
-#: flashgen with ``batch_invariant=True``: no peer, but what that costs.
+#: flashgen with equal sequences as a batch, and with ``batch_invariant=True``: no peers, but what other ways cost.
 BATCH, INVARIANT = "batch", "invariant"
 Call = Callable[[], tuple[torch.Tensor, ...]]
 Tensors = tuple[torch.Tensor, ...]
