@@ -16,7 +16,7 @@ from flashgen.render import render
 from tests.compile.machine_code import disassembled
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(8)
+pytestmark = pytest.mark.in_turns(16)
 
 DIMS = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
 ARCHS = ("sm_80", "sm_90a", "sm_120")

@@ -15,7 +15,7 @@ from flashgen.plan import plan
 from flashgen.render import render
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 DIMS = ((16, 16), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
 ARCHS = ("sm_89", "sm_90a", "sm_100", "sm_120")

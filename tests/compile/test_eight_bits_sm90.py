@@ -18,7 +18,7 @@ from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import code, compiled, each_kernel, machine_code
 from tests.compile.test_forward_sm90 import is_exponential, is_product, is_rounding, is_wait
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 SPEC = fg.AttentionSpec(64, dtype="e4m3", direction="forward")
 BIAS = fg.bias(np.zeros((2, 2), np.float16))

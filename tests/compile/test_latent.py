@@ -15,7 +15,7 @@ from tests.compile.machine_code import disassembled
 from tests.compile.test_decode import SLOPES
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(8)
+pytestmark = pytest.mark.in_turns(16)
 
 DIMS = ((64, 512), (64, 448), (16, 64), (32, 256))
 ARCHS = ("sm_80", "sm_90a", "sm_120")

@@ -15,7 +15,7 @@ from flashgen.render.engine import rendered_lines
 from flashgen.render.golden import GOLDEN, Golden
 from flashgen.spec import AttentionSpec, Schedule, causal
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: Rows in global memory that are aligned to fewer bytes than those of the goldens: 2, 4, 8, and 4 of float.
 ALIGNED = tuple(

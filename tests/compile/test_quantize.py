@@ -11,7 +11,7 @@ from flashgen.plan import plan
 from flashgen.render import render
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 FORMS = ((16, 16, 64), (64, 64, 128), (80, 48, 64), (128, 128, 128), (192, 128, 64), (256, 256, 64), (256, 256, 128))
 #: Bytes. A thread holds 64 elements in 80 registers, so that enough rows are under way.

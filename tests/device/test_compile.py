@@ -11,7 +11,7 @@ from conformance.units import compile_unit, units_of
 from flashgen.compile import compiler_build_id
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 UNITS = units_of(CASES.values())
 

@@ -21,7 +21,7 @@ from tests.kernels.test_backward_sm90 import NAME, OTHER, PADDED, SPECS, built, 
 from tests.kernels.test_forward_sm90 import drawn_case, drawn_mode, launches
 from tests.kernels.test_packed_and_dropout_sm90 import with_more_sequences
 
-pytestmark = pytest.mark.in_turns(12)
+pytestmark = pytest.mark.in_turns(24)
 
 #: Cases of each spec.
 CASES = {"sample": 2, "ci": 12, "nightly": 100}[LEVEL]

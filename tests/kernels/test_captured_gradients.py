@@ -21,7 +21,7 @@ from flashgen.spec import Mask, score
 from flashgen.spec.masks import named as masks
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 RNG = np.random.default_rng(0)
 BATCH, HEADS = 2, 4

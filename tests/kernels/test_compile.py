@@ -19,7 +19,7 @@ from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: Each arch gets the next of these: in the end every dtype, mask and kind of head dim has been everywhere.
 SPECS = cycle(

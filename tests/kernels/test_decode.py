@@ -16,7 +16,7 @@ from flashgen.verify import Mode
 from tests.drawn import LEVEL, some
 from tests.kernels.test_forward_sm90 import launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 NAME = "Flash-Decoding"
 EXAMPLES = {"sample": 4, "ci": 12, "nightly": 100}[LEVEL]

@@ -13,7 +13,7 @@ from flashgen.verify import Mode
 from tests.kernels.test_decode import a_call
 from tests.kernels.test_eight_bit_cache import DTYPES, arrays_of, as_codes, kernel_of, spec_of
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

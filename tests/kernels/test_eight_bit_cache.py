@@ -17,7 +17,7 @@ from tests.kernels import test_decode
 from tests.kernels.test_decode import HEADS, MASKS, NAME, SCORES, Call, a_call, calls, of_one, rows_of
 from tests.kernels.test_forward_sm90 import launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 EXAMPLES = {"sample": 4, "ci": 12, "nightly": 100}[LEVEL]
 ARCHS = ("sm_80", "sm_90a")

@@ -12,7 +12,7 @@ from flashgen import oracle
 from flashgen.verify import verify
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 ARCHS = ("sm_89", "sm_90a", "sm_120")
 #: Every code but the two of NaN.

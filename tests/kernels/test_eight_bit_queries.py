@@ -23,7 +23,7 @@ from tests.kernels.test_eight_bit_cache import (
 )
 from tests.kernels.test_forward_sm90 import launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

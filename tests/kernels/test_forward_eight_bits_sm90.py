@@ -28,7 +28,7 @@ from tests.kernels.test_forward_sm90 import (
 )
 from tests.kernels.test_reference_max_softmax_sm90 import expected_of, hostile
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: Head dims of the table's rows, and others, whose last panel of V is not full.
 DIMS = [*EIGHT_BITS, (16, 16), (80, 80), (112, 48), (208, 208)]

@@ -21,7 +21,7 @@ from flashgen.verify import Case, CaseResult, Expectation, Mode, Tally, expect, 
 from flashgen.verify.trial import ORDERS
 from tests.drawn import LEVEL, diagonal, some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 Array = np.ndarray[Any, Any]
 

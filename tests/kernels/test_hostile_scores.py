@@ -17,7 +17,7 @@ from flashgen import oracle
 from flashgen.spec import score
 from tests.drawn import some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 Array = np.ndarray[Any, Any]
 BATCH, HEADS, LEN_Q, LEN_KV = 1, 2, 70, 270

@@ -268,7 +268,7 @@ def wrong(build: Build, trial: Trial) -> list[str]:
     return wrong or [report.describe_slope() for report in tally.systematic()]
 
 
-@pytest.mark.in_turns(12)
+@pytest.mark.in_turns(24)
 @pytest.mark.parametrize("number", range(PARTS))
 def test_whatever_is_drawn_agrees_with_the_oracle(number: int) -> None:
     @seed(number)
@@ -325,7 +325,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
 }
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(12)
 @pytest.mark.parametrize("name", some(SMALLEST, "several tiles"))
 def test_a_failure_shrinks_to_a_small_one(name: str) -> None:
     wanted, smallest = SMALLEST[name]
@@ -334,7 +334,7 @@ def test_a_failure_shrinks_to_a_small_one(name: str) -> None:
     assert set(found[:-1]) <= {Trial(ONE)}
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(12)
 @pytest.mark.parametrize("name", some(REACHED, *list(REACHED)[::4]))
 def test_what_is_drawn_reaches(name: str) -> None:
     find_drawn(REACHED[name], Phase.generate)

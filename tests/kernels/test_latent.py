@@ -17,7 +17,7 @@ from tests.drawn import LEVEL, some
 from tests.kernels.test_decode import MODES, REACH, of_one
 from tests.kernels.test_forward_sm90 import launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 PLAIN = Mode()
 NAME = "Flash-Decoding of latent attention"

@@ -23,7 +23,7 @@ from flashgen.plan.model.plans import AttentionPlan
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 from tests.drawn import LEVEL
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 ALGORITHMS = ("naive", "fa1", "grid1d", "grid2d")
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")

@@ -24,7 +24,7 @@ from flashgen.spec import Mask, Score, score
 from flashgen.spec.masks import named as masks
 from tests.drawn import LEVEL, diagonal, some
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 BATCH, HEADS, HEADS_KV = 2, 4, 2
 RANDOM = np.random.default_rng(0)

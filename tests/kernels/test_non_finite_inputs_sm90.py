@@ -17,7 +17,7 @@ from tests.drawn import diagonal, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built
 from tests.kernels.test_forward_sm90 import HEAD_DIMS, IDS, NAME, forward_spec, launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 NAMES = ("causal", "window", "documents")
 

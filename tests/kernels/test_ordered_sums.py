@@ -16,7 +16,7 @@ from tests.drawn import IS_SAMPLE, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built, check
 from tests.kernels.test_forward_sm90 import CASES, LONGEST, NAME, drawn_case, drawn_mode
 
-pytestmark = pytest.mark.in_turns(12)
+pytestmark = pytest.mark.in_turns(24)
 
 #: Masks that differ in who adds before whom, and what makes dS another product.
 NAMES = ("full", "causal", "window", "documents", "holes", "softcap")

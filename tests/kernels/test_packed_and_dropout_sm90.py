@@ -17,7 +17,7 @@ from flashgen.verify.cases.packed import Packing
 from tests.drawn import LEVEL, diagonal, some
 from tests.kernels.test_forward_sm90 import DTYPES, LOGITS, SPECS, check, drawn_case, drawn_mode, forward_spec, launches
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: Cases of each spec.
 CASES = {"sample": 2, "ci": 12, "nightly": 100}[LEVEL]

@@ -232,7 +232,7 @@ def test_every_result_is_within_its_bound_and_nothing_is_found(
 
 
 @pytest.mark.parametrize("number", range(FIRST, FIRST + BUILDS))
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(12)
 @pytest.mark.parametrize(("arch", "dtype", "algorithm"), LINEAGE_DONE)
 def test_so_is_every_result_of_the_algorithms_that_others_are_compared_with(
     arch: str, dtype: str, algorithm: str, number: int

@@ -19,7 +19,7 @@ from flashgen.verify.rounding import rounding_errors
 from tests.drawn import LEVEL, diagonal, some
 from tests.kernels.test_forward_sm90 import DTYPES, NAME, OTHER, Array, check, forward_spec
 
-pytestmark = pytest.mark.in_turns(6)
+pytestmark = pytest.mark.in_turns(12)
 
 #: Exponentials overlap the warpgroup's own products with two consumers, and others' with three.
 WAYS = {
