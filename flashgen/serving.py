@@ -36,7 +36,7 @@ from flashgen.torch.eight_bits import is_eight_bit
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.kvcache import put_into_cache
 from flashgen.torch.program import Program, limits_of
-from flashgen.torch.scales import NO_SCALES, Scales, scales_of
+from flashgen.torch.scales import NO_SCALES, Scales, out_dtype_of, scales_of
 
 __all__ = ["Group", "Step", "append", "plan", "run"]
 
@@ -177,6 +177,7 @@ def run(
     page_scales: bool = False,
     q_scale: Any = None,
     out_dtype: Any = None,
+    qv: Any = None,
 ) -> Any:
     """Attention of the step's queries ``(tokens, heads, head_dim)`` to the caches: ``out``, or ``(out, lse)``.
 
@@ -184,13 +185,17 @@ def run(
     of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. Rows of no sequence get zeros, and minus infinity in
     ``lse``. ``mask`` and ``score`` are those of ``flashgen.attention``. They align the last query of a sequence with
     its last key. ``q_scale`` and ``out_dtype`` are for q in float8 and as in ``flashgen.attention``; all sequences
-    share the scale.
+    share the scale. ``qv`` ``(tokens, heads, head_dim_v)`` is for caches of latent vectors, whose values are part of
+    the keys (DeepSeek), and as in ``flashgen.attention``.
     """
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
+    if qv is not None:
+        _check_rank("qv", qv, 3, step.num_tokens)
     program, captured = program_of(mask, score, q, None, None)
     scales = scales_of(k_scale, v_scale, page_scales, q_scale, out_dtype)
-    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse, scales=scales)
+    more: dict[str, Any] = {"return_lse": return_lse, "scales": scales, "qv": qv}
+    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, **more)
 
 
 def attend_step(
@@ -205,15 +210,13 @@ def attend_step(
     *,
     return_lse: bool = False,
     scales: Scales = NO_SCALES,
+    qv: Any = None,
 ) -> Any:
     """Like ``run``, for a mask and a score that are already a program."""
     outs, lses = [], []
     for group in step.groups:
-        is_all = group.first == 0 and group.last == q.shape[0]
-        rows = q if is_all else q[group.first : group.last]  # a slice takes a microsecond
-        if group.each:
-            rows = rows.view((group.last - group.first) // group.each, group.each, *rows.shape[1:])
-        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales)
+        rows, rows_qv = _rows(group, q), None if qv is None else _rows(group, qv)
+        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales, rows_qv)
         outs.append(part.flatten(0, 1) if group.each else part)
         if return_lse:
             lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
@@ -222,9 +225,16 @@ def attend_step(
             out[group.first : group.last].copy_(part)
         found = out[: step.num_tokens]
     else:
-        dtype = (scales.out_dtype or torch.bfloat16) if is_eight_bit(q) else q.dtype
+        dtype = out_dtype_of(scales.out_dtype) if is_eight_bit(q) else q.dtype
         found = _joined(outs, 0, q.new_empty((0, q.shape[1], v_cache.shape[-1]), dtype=dtype))
     return (found, _joined(lses, 1, q.new_empty((q.shape[1], 0), dtype=torch.float32))) if return_lse else found
+
+
+def _rows(group: Group, queries: Any) -> Any:
+    """The queries of a group: packed, or if all sequences have the same number ``(sequences, number, heads, dim)``."""
+    is_all = group.first == 0 and group.last == queries.shape[0]
+    rows = queries if is_all else queries[group.first : group.last]  # a slice takes a microsecond
+    return rows.view(-1, group.each, *rows.shape[1:]) if group.each else rows
 
 
 def _joined(parts: list[Any], axis: int, nothing: Any) -> Any:

@@ -19,6 +19,7 @@ from flashgen.spec import AttentionSpec, KVCache
 from flashgen.spec.attention import MAX_HEAD_DIM, CacheKind
 from flashgen.torch.program import Limits, Program, spec_of
 from flashgen.torch.replay import forget_host
+from flashgen.torch.scales import out_dtype_of
 from flashgen.torch.sdpa.switch import Switch
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -123,7 +124,7 @@ def cached_kernel(
     """
     has_qv = has_qv or head_dim_v > MAX_HEAD_DIM
     if dtype is EIGHT_BIT_INPUTS:
-        cache_dtype, out_dtype = cache_dtype or dtype, out_dtype or torch.bfloat16
+        cache_dtype, out_dtype = cache_dtype or dtype, out_dtype_of(out_dtype)
     of_keys = None if cache_dtype is None else EIGHT_BITS.get(cache_dtype)
     key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, has_qv, out_dtype, device)
     kernel = _kernels.get(key)
