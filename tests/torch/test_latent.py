@@ -70,6 +70,18 @@ def test_flash_attention_3s_function_takes_qv(emulated: Any, scale: float | None
     assert not close(again[0], exact)
 
 
+def test_kernels_for_qv_are_prepared(emulated: Any) -> None:
+    """A CUDA graph may then capture the call at once, whether or not values have a width that asks for qv."""
+    at = Latent()
+    k, v, qv = at.k, at.v[..., :64], at.qv[..., :64]
+    sizes = {"batch_size": 2, "max_seqlen_q": 3, "max_seqlen_k": 112, "num_heads_q": HEADS, "num_heads_kv": 1}
+    dims: dict[str, Any] = {"headdim": DIM, "qkv_dtype": torch.float16, "headdim_v": 64, "has_qv": True}
+    fa3.get_scheduler_metadata(**sizes, **dims, cache_seqlens=at.seqlens, page_size=PAGE, causal=True)
+    assert [spec.qv for spec in emulated] == [True]
+    fa3.flash_attn_with_kvcache(at.q, k, v, qv=qv, cache_seqlens=at.seqlens, page_table=at.table, causal=True)
+    assert len(emulated) == 1
+
+
 def test_new_latent_vectors_are_put_into_the_cache_and_attended_to(emulated: Any) -> None:
     at = Latent()
     exact, _ = at.expected(at.new)
