@@ -13,10 +13,12 @@ pages. Four tensors describe a step, here under vLLM's names:
 Caches are ``(pages, page_size, heads_kv, head_dim)`` with any strides whose last one is 1. Only kernels read the
 tensors, so no call waits for the GPU. There are no gradients.
 
-Caches may be in float8 beside 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
+Caches may be in float8 with 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
 their layer, as in ``flashgen.KVCache``: one number or one for each head, which all sequences share, or with
-``page_scales`` one for each page, or each page and head. q may be in float8, too, with a ``q_scale``. So may k and v,
+``page_scales`` one for each page, or each page and head. q may also be in float8, with a ``q_scale``. So may k and v,
 which have the scales of the cache already: ``append`` copies them.
+
+Caches may also hold latent vectors, whose values are part of the keys (DeepSeek). ``run`` then takes ``qv``.
 """
 
 from __future__ import annotations
