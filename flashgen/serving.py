@@ -104,8 +104,8 @@ def plan(
 
     A CUDA graph of the layers reads the arrays of the step that it captured. Pass that step as ``into`` before a
     replay: ``plan`` then writes the new step into those arrays. Both steps must have the same numbers of sequences,
-    decodes and tokens, and ``max_query_len`` must not be above that of the captured step. Alternatively, capture the
-    call of ``plan``, too.
+    decodes and tokens, and ``max_query_len`` must not be above that of the captured step. Alternatively, capture
+    the call of ``plan``, too.
     """
     _check_counts(num_tokens=num_tokens, max_query_len=max_query_len, page_size=page_size, num_decodes=num_decodes)
     count = _sequences(query_start_loc, seq_lens, block_table, table_rows)

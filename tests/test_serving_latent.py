@@ -114,3 +114,27 @@ def test_other_queries_for_values_are_refused_by_name(change: Any, words: str) -
     engine.qv = change(engine.qv)
     with pytest.raises(fg.ArgumentError, match=words):
         engine.run(step)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_a_graph_of_a_layer_is_replayed_for_other_steps(name: str) -> None:
+    before, new, options, _ = STEPS[name]
+    first, second = LatentEngine(before, new), LatentEngine([n + 1 if n else 0 for n in before], new)
+    step = first.plan(**options)
+
+    def layer() -> Any:
+        first.append(step)
+        return first.run(step, return_lse=True)
+
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = layer()
+    second.plan(**options, into=step)
+    for array in ("q", "qv", "latents", "pages"):
+        getattr(first, array).copy_(getattr(second, array))
+    graph.replay()
+    second.k_cache, second.v_cache = first.k_cache, first.v_cache
+    second.check(out, lse)
