@@ -125,7 +125,11 @@ def plan(
         )
     locations = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
     groups = []
-    if not num_decodes and max_query_len == 1 and count == num_tokens:
+    if into is not None and not isinstance(into, Step):
+        raise ArgumentError(f"into={show(into)} is not a step; pass one that plan has returned")
+    # A captured step whose queries are packed stays one.
+    is_packed = into is not None and any(not group.each and group.first == 0 for group in into.groups)
+    if not num_decodes and max_query_len == 1 and count == num_tokens and not is_packed:
         num_decodes, decode_query_len = count, 1
     if num_decodes == count and num_decodes * decode_query_len < num_tokens:
         # The other rows belong to no sequence. Packed queries may have such rows, and their results are zeros.

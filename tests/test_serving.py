@@ -196,6 +196,14 @@ def test_a_captured_step_takes_shorter_queries_but_no_longer_ones() -> None:
     short.check(*serving.run(captured, short.q, short.k_cache, short.v_cache, return_lse=True))
 
 
+def test_a_captured_step_for_any_lengths_takes_one_token_of_each_sequence() -> None:
+    ragged, single = Engine([9, 25], [2, 0]), Engine([8, 24], [1, 1])
+    captured = ragged.plan()
+    single.plan(into=captured)
+    serving.append(captured, single.k, single.v, single.k_cache, single.v_cache)
+    single.check(*serving.run(captured, single.q, single.k_cache, single.v_cache, return_lse=True))
+
+
 def test_a_captured_step_is_as_independent_of_the_batch_as_the_next_one_must_be() -> None:
     engine = Engine([9, 30, 3], [1, 1, 4])
     for before, after in ((False, True), (True, False)):
@@ -292,11 +300,12 @@ def test_a_step_without_tokens_is_nothing() -> None:
         ({"block_table": torch.zeros(1, 2).int()}, r"block_table has shape \(1, 2\); it must have rank 2 and 2 rows"),
         ({"slot_mapping": torch.zeros(1)}, r"slot_mapping has shape \(1,\); it must have rank 1 and at least 2 rows"),
         ({"into": "an earlier step"}, "into was planned for other numbers of sequences, decodes or tokens"),
+        ({"into": 3}, "into=3 is not a step; pass one that plan has returned"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     engine = Engine([9, 30], [1, 1])
-    if "into" in options:
+    if options.get("into") == "an earlier step":
         options = {"into": Engine([9], [1]).plan()}
     given = {
         "query_start_loc": engine.starts,
