@@ -13,10 +13,12 @@ pages. Four tensors describe a step, here under vLLM's names:
 Caches are ``(pages, page_size, heads_kv, head_dim)`` with any strides whose last one is 1. Only kernels read the
 tensors, so no call waits for the GPU. There are no gradients.
 
-Caches may be in float8 beside 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
+Caches may be in float8 with 16-bit q, k and v. ``append`` and ``run`` then take the ``k_scale`` and ``v_scale`` of
 their layer, as in ``flashgen.KVCache``: one number or one for each head, which all sequences share, or with
-``page_scales`` one for each page, or each page and head. q may be in float8, too, with a ``q_scale``. So may k and v,
+``page_scales`` one for each page, or each page and head. q may also be in float8, with a ``q_scale``. So may k and v,
 which have the scales of the cache already: ``append`` copies them.
+
+Caches may also hold latent vectors, whose values are part of the keys (DeepSeek). ``run`` then takes ``qv``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from flashgen.torch.eight_bits import is_eight_bit
 from flashgen.torch.mask_and_score import program_of
 from flashgen.torch.operators.kvcache import put_into_cache
 from flashgen.torch.program import Program, limits_of
-from flashgen.torch.scales import NO_SCALES, Scales, scales_of
+from flashgen.torch.scales import NO_SCALES, Scales, out_dtype_of, scales_of
 
 __all__ = ["Group", "Step", "append", "plan", "run"]
 
@@ -46,6 +48,13 @@ _APPENDING = Program(limits_of(_CAUSAL))
 #: The most rows of one launch that appends.
 _MAX_ROWS = 65535
 _MAX_INT32 = 2**31 - 1
+#: The arrays of a ``KVCache`` that a step has, and the arguments of ``plan`` that they come from.
+_ARRAYS = {
+    "seqlens": "seq_lens",
+    "batch_idx": "table_rows",
+    "block_table": "block_table",
+    "cu_seqlens_q": "query_start_loc",
+}
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,16 @@ def plan(
 ) -> Step:
     """Describes a step. ``num_tokens`` and ``max_query_len`` are known on the host; nothing is read from the device.
 
-    The first ``num_decodes`` sequences run by the decode kernel. Each must have ``decode_query_len`` new tokens. If
-    one of them is padding, it has these rows, too, and no keys. With ``num_decodes=0``, all sequences run by the decode
-    kernel if ``max_query_len`` is small enough. ``table_rows`` ``(B,)`` names the row of ``block_table`` of each
-    sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With ``batch_invariant`` the result of a sequence
-    has the same bits in any batch.
+    The decode kernel runs the first ``num_decodes`` sequences. Each must have ``decode_query_len`` new tokens. A
+    padding sequence among them also has ``decode_query_len`` rows, and its ``seq_lens`` is 0. With ``num_decodes=0``,
+    the decode kernel runs all sequences if ``max_query_len`` is small enough. ``table_rows`` ``(B,)`` names the row of
+    ``block_table`` of each sequence. ``slot_mapping`` and ``page_size`` are for ``append``. With ``batch_invariant``
+    the result of a sequence has the same bits in any batch.
 
     A CUDA graph of the layers reads the arrays of the step that it captured. Pass that step as ``into`` before a
-    replay: ``plan`` then writes the new step into those arrays. Both steps must have the same numbers of sequences and
-    tokens. Alternatively, capture the call of ``plan``, too.
+    replay: ``plan`` then writes the new step into those arrays. Both steps must have the same numbers of sequences,
+    decodes and tokens, and ``max_query_len`` must not be above that of the captured step. Alternatively, capture
+    the call of ``plan``, too.
     """
     _check_counts(num_tokens=num_tokens, max_query_len=max_query_len, page_size=page_size, num_decodes=num_decodes)
     count = _sequences(query_start_loc, seq_lens, block_table, table_rows)
@@ -108,17 +118,29 @@ def plan(
             f"num_decodes={num_decodes} and decode_query_len={show(decode_query_len)} do not go with {count} sequences "
             f"and num_tokens={num_tokens}; pass how many sequences come first with decode_query_len new tokens each"
         )
-    places = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
+    if num_tokens and max_query_len < (decode_query_len if num_decodes else 1):
+        least = f"decode_query_len={decode_query_len}" if num_decodes else "1"
+        raise ArgumentError(
+            f"max_query_len={max_query_len} is below {least}; pass how many new tokens a sequence has at most"
+        )
+    locations = [_ints(seq_lens), _ints(table_rows), _ints(block_table)]
     groups = []
-    if not num_decodes and max_query_len == 1 and count == num_tokens:
+    if into is not None and not isinstance(into, Step):
+        raise ArgumentError(f"into={show(into)} is not a step; pass one that plan has returned")
+    # A captured step whose queries are packed stays one.
+    is_packed = into is not None and any(not group.each and group.first == 0 for group in into.groups)
+    if not num_decodes and max_query_len == 1 and count == num_tokens and not is_packed:
         num_decodes, decode_query_len = count, 1
+    if num_decodes == count and num_decodes * decode_query_len < num_tokens:
+        # The other rows belong to no sequence. Packed queries may have such rows, and their results are zeros.
+        num_decodes = 0
     first = num_decodes * decode_query_len
     if first:
-        groups.append(Group(0, first, decode_query_len, _cache(places, 0, num_decodes, None, 0, batch_invariant)))
-    if num_decodes < count and first < num_tokens:
+        groups.append(Group(0, first, decode_query_len, _cache(locations, 0, num_decodes, None, 0, batch_invariant)))
+    if first < num_tokens:
         starts = _ints(query_start_loc)
         starts = starts[num_decodes:] - first if first else starts
-        cache = _cache(places, num_decodes, count, starts, max_query_len, batch_invariant)
+        cache = _cache(locations, num_decodes, count, starts, max_query_len, batch_invariant)
         groups.append(Group(first, num_tokens, 0, cache))
     step = Step(num_tokens, tuple(groups), _slots(slot_mapping, num_tokens, page_size))
     return step if into is None else _written(step, into)
@@ -161,19 +183,25 @@ def run(
     page_scales: bool = False,
     q_scale: Any = None,
     out_dtype: Any = None,
+    qv: Any = None,
 ) -> Any:
     """Attention of the step's queries ``(tokens, heads, head_dim)`` to the caches: ``out``, or ``(out, lse)``.
 
     Rows of q beyond ``num_tokens`` are padding. The result has ``num_tokens`` rows and is written into the first rows
-    of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. ``mask`` and ``score`` are those of
-    ``flashgen.attention``. They align the last query of a sequence with its last key. ``q_scale`` and ``out_dtype``
-    are for q in float8 and as in ``flashgen.attention``; all sequences share the scale.
+    of ``out``, where one is given. ``lse`` is ``(heads, tokens)``. Rows of no sequence get zeros, and minus infinity in
+    ``lse``. ``mask`` and ``score`` are those of ``flashgen.attention``. They align the last query of a sequence with
+    its last key. ``q_scale`` and ``out_dtype`` are for q in float8 and as in ``flashgen.attention``; all sequences
+    share the scale. ``qv`` ``(tokens, heads, head_dim_v)`` is for caches of latent vectors, whose values are part of
+    the keys (DeepSeek), and as in ``flashgen.attention``.
     """
     for name, x, rank in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
         _check_rank(name, x, rank, step.num_tokens if rank == 3 else 0)
+    if qv is not None:
+        _check_rank("qv", qv, 3, step.num_tokens)
     program, captured = program_of(mask, score, q, None, None)
     scales = scales_of(k_scale, v_scale, page_scales, q_scale, out_dtype)
-    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, return_lse=return_lse, scales=scales)
+    more: dict[str, Any] = {"return_lse": return_lse, "scales": scales, "qv": qv}
+    return attend_step(step, q, k_cache, v_cache, program, captured, scale, out, **more)
 
 
 def attend_step(
@@ -188,15 +216,13 @@ def attend_step(
     *,
     return_lse: bool = False,
     scales: Scales = NO_SCALES,
+    qv: Any = None,
 ) -> Any:
     """Like ``run``, for a mask and a score that are already a program."""
     outs, lses = [], []
     for group in step.groups:
-        is_all = group.first == 0 and group.last == q.shape[0]
-        rows = q if is_all else q[group.first : group.last]  # a slice takes a microsecond
-        if group.each:
-            rows = rows.view((group.last - group.first) // group.each, group.each, *rows.shape[1:])
-        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales)
+        rows, rows_qv = _rows(group, q), None if qv is None else _rows(group, qv)
+        part, lse = attend_cached(rows, k_cache, v_cache, group.cache, program, captured, scale, scales, rows_qv)
         outs.append(part.flatten(0, 1) if group.each else part)
         if return_lse:
             lses.append(lse.transpose(0, 1).flatten(1) if group.each else lse)
@@ -205,9 +231,16 @@ def attend_step(
             out[group.first : group.last].copy_(part)
         found = out[: step.num_tokens]
     else:
-        dtype = (scales.out_dtype or torch.bfloat16) if is_eight_bit(q) else q.dtype
+        dtype = out_dtype_of(scales.out_dtype) if is_eight_bit(q) else q.dtype
         found = _joined(outs, 0, q.new_empty((0, q.shape[1], v_cache.shape[-1]), dtype=dtype))
     return (found, _joined(lses, 1, q.new_empty((q.shape[1], 0), dtype=torch.float32))) if return_lse else found
+
+
+def _rows(group: Group, queries: Any) -> Any:
+    """The queries of a group: packed, or if all sequences have the same number ``(sequences, number, heads, dim)``."""
+    is_all = group.first == 0 and group.last == queries.shape[0]
+    rows = queries if is_all else queries[group.first : group.last]  # a slice takes a microsecond
+    return rows.view(-1, group.each, *rows.shape[1:]) if group.each else rows
 
 
 def _joined(parts: list[Any], axis: int, nothing: Any) -> Any:
@@ -216,9 +249,9 @@ def _joined(parts: list[Any], axis: int, nothing: Any) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _cache(places: list[Any], first: int, last: int, starts: Any, longest: int, batch_invariant: bool) -> KVCache:
+def _cache(locations: list[Any], first: int, last: int, starts: Any, longest: int, batch_invariant: bool) -> KVCache:
     """The cache of the sequences from ``first`` up to ``last``."""
-    seqlens, rows, table = places
+    seqlens, rows, table = locations
     if rows is None:
         table = table[first:last]
     else:
@@ -258,20 +291,49 @@ def _portions(slots: KVCache, count: int) -> Iterator[tuple[KVCache, slice]]:
 
 def _written(step: Step, into: Step) -> Step:
     """The earlier step ``into``, after the arrays of ``step`` are copied into its arrays."""
-    new, old = _caches(step), _caches(into)
-    same = (step.num_tokens, [(g.first, g.last, g.each) for g in step.groups], step.slots is None)
-    if same != (into.num_tokens, [(g.first, g.last, g.each) for g in into.groups], into.slots is None):
+    if _counts(step) != _counts(into):
         raise ArgumentError(
-            "into is of another number of sequences or tokens; plan that step by itself, and capture it"
+            "into was planned for other numbers of sequences, decodes or tokens; plan this step without into, and "
+            "capture it"
         )
-    for cache, other in zip(new, old, strict=True):
-        for name in ("seqlens", "batch_idx", "block_table", "cu_seqlens_q"):
+    pairs = list(zip(_caches(step), _caches(into), strict=True))
+    for cache, other in pairs:
+        _check_fits(cache, other)
+    for cache, other in pairs:
+        for name in _ARRAYS:
             array, place = getattr(cache, name), getattr(other, name)
-            if (array is None) != (place is None) or (array is not None and array.shape != place.shape):
-                raise ArgumentError(f"into has another shape of {name}; plan a step of its own, and capture that")
             if array is not None and array.data_ptr() != place.data_ptr():
                 place.copy_(array)
     return into
+
+
+def _counts(step: Step) -> Any:
+    return step.num_tokens, [(g.first, g.last, g.each) for g in step.groups], step.slots is None
+
+
+def _check_fits(cache: KVCache, other: KVCache) -> None:
+    """ArgumentError if a graph that captured ``other`` cannot run ``cache``: a replay changes nothing but arrays."""
+    if cache.max_seqlen_q > other.max_seqlen_q:
+        raise ArgumentError(
+            f"max_query_len={cache.max_seqlen_q} is above the {other.max_seqlen_q} that into was planned with; plan "
+            "the step to capture with the largest one"
+        )
+    if cache.batch_invariant is not other.batch_invariant:
+        raise ArgumentError(
+            f"batch_invariant={cache.batch_invariant} differs from that of into, which is {other.batch_invariant}; "
+            "plan this step without into, and capture it"
+        )
+    for name in _ARRAYS:
+        shape, captured = _shape(getattr(cache, name)), _shape(getattr(other, name))
+        if shape != captured:
+            raise ArgumentError(
+                f"{_ARRAYS[name]} has shape {shape}, and that of into is {captured}; plan this step without into, and "
+                "capture it"
+            )
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    return None if x is None else tuple(x.shape)
 
 
 def _caches(step: Step) -> list[KVCache]:

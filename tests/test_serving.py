@@ -186,6 +186,69 @@ def test_a_captured_step_is_written_anew(options: dict[str, Any]) -> None:
     second.check(*serving.run(captured, second.q, second.k_cache, second.v_cache, return_lse=True))
 
 
+def test_a_captured_step_takes_shorter_queries_but_no_longer_ones() -> None:
+    # Kernels of a graph were launched for queries of the captured lengths.
+    short, long = Engine([9, 25], [2, 4]), Engine([8, 24], [1, 5])
+    with pytest.raises(fg.ArgumentError, match="max_query_len=5 is above the 4 that into was planned with"):
+        long.plan(into=short.plan())
+    captured = long.plan()
+    short.plan(into=captured)
+    short.check(*serving.run(captured, short.q, short.k_cache, short.v_cache, return_lse=True))
+
+
+def test_a_captured_step_for_any_lengths_takes_one_token_of_each_sequence() -> None:
+    ragged, single = Engine([9, 25], [2, 0]), Engine([8, 24], [1, 1])
+    captured = ragged.plan()
+    single.plan(into=captured)
+    serving.append(captured, single.k, single.v, single.k_cache, single.v_cache)
+    single.check(*serving.run(captured, single.q, single.k_cache, single.v_cache, return_lse=True))
+
+
+def test_a_captured_step_is_as_independent_of_the_batch_as_the_next_one_must_be() -> None:
+    engine = Engine([9, 30, 3], [1, 1, 4])
+    for before, after in ((False, True), (True, False)):
+        captured = engine.plan(num_decodes=2, batch_invariant=before)
+        words = f"batch_invariant={after} differs from that of into, which is {before}"
+        with pytest.raises(fg.ArgumentError, match=words):
+            engine.plan(num_decodes=2, batch_invariant=after, into=captured)
+
+
+def test_a_step_that_does_not_fit_leaves_the_captured_one_as_it_was() -> None:
+    first, second = Engine([9, 30], [1, 1]), Engine([20, 60], [1, 1])
+    captured = first.plan()
+    with pytest.raises(fg.ArgumentError, match=r"block_table has shape \(2, 8\), and that of into is \(2, 4\)"):
+        second.plan(into=captured)
+    serving.append(captured, first.k, first.v, first.k_cache, first.v_cache)
+    first.check(*serving.run(captured, first.q, first.k_cache, first.v_cache, return_lse=True))
+
+
+@pytest.mark.parametrize(
+    ("new", "options"), [([1, 1], {}), ([3, 3], {"decode_query_len": 3}), ([1, 1], {"batch_invariant": True})]
+)
+def test_rows_of_no_sequence_are_zeros(new: list[int], options: dict[str, Any]) -> None:
+    """As where an engine pads the tokens of a batch, for a CUDA graph, but not its sequences."""
+    engine = Engine([9, 30], new, padding=2)
+    for num_decodes in (0, 2):
+        step = engine.plan(num_tokens=engine.tokens + 2, num_decodes=num_decodes, **options)
+        serving.append(step, engine.k, engine.v, engine.k_cache, engine.v_cache)
+        buffer = torch.full(engine.q.shape, 7.0).half()
+        out, lse = serving.run(step, engine.q, engine.k_cache, engine.v_cache, out=buffer, return_lse=True)
+        assert out.shape == (engine.tokens + 2, HEADS, DIM)
+        assert out[engine.tokens :].eq(0).all()
+        assert lse[:, engine.tokens :].eq(-torch.inf).all()
+        engine.check(out[: engine.tokens], lse[:, : engine.tokens])
+
+
+def test_a_step_of_padding_alone_is_zeros() -> None:
+    engine = Engine([9], [4])
+    none = torch.zeros(0).int()
+    step = serving.plan(torch.zeros(1).int(), none, engine.table[:0], num_tokens=4, max_query_len=1)
+    out, lse = serving.run(step, engine.q, engine.k_cache, engine.v_cache, return_lse=True)
+    assert (out.shape, lse.shape) == ((4, HEADS, DIM), (HEADS, 4))
+    assert out.eq(0).all()
+    assert lse.eq(-torch.inf).all()
+
+
 def test_the_functions_compile_in_one_graph() -> None:
     engine, other = Engine([9, 30, 12], [1, 1, 20]), Engine([9, 30, 12], [1, 1, 20])
 
@@ -222,6 +285,11 @@ def test_a_step_without_tokens_is_nothing() -> None:
         ({"num_tokens": 2.0}, r"num_tokens=2\.0 is out of range"),
         ({"num_decodes": 3}, "num_decodes=3 and decode_query_len=1 do not go with 2 sequences"),
         ({"decode_query_len": 0, "num_decodes": 1}, "decode_query_len=0"),
+        ({"max_query_len": 0}, "max_query_len=0 is below 1; pass how many new tokens a sequence has at most"),
+        (
+            {"max_query_len": 1, "num_decodes": 1, "decode_query_len": 2},
+            "max_query_len=1 is below decode_query_len=2; pass how many new tokens a sequence has at most",
+        ),
         ({"page_size": 0}, "slot_mapping needs page_size"),
         ({"table_rows": torch.zeros(3).int()}, r"table_rows has shape \(3,\); it must have rank 1 and 2 rows"),
         ({"seq_lens": [1, 2]}, r"seq_lens is a list; pass a torch\.Tensor"),
@@ -231,12 +299,13 @@ def test_a_step_without_tokens_is_nothing() -> None:
         ),
         ({"block_table": torch.zeros(1, 2).int()}, r"block_table has shape \(1, 2\); it must have rank 2 and 2 rows"),
         ({"slot_mapping": torch.zeros(1)}, r"slot_mapping has shape \(1,\); it must have rank 1 and at least 2 rows"),
-        ({"into": "an earlier step"}, "into is of another number of sequences or tokens"),
+        ({"into": "an earlier step"}, "into was planned for other numbers of sequences, decodes or tokens"),
+        ({"into": 3}, "into=3 is not a step; pass one that plan has returned"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     engine = Engine([9, 30], [1, 1])
-    if "into" in options:
+    if options.get("into") == "an earlier step":
         options = {"into": Engine([9], [1]).plan()}
     given = {
         "query_start_loc": engine.starts,

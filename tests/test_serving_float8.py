@@ -135,3 +135,16 @@ def test_other_scales_are_refused_by_name(scales: dict[str, Any], words: str) ->
         serving.append(step, engine.k, engine.v, engine.k_cache, engine.v_cache, **scales)
     with pytest.raises(fg.ArgumentError, match=words):
         serving.run(step, engine.q, engine.k_cache, engine.v_cache, **scales)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_another_dtype_of_results_is_refused_for_any_number_of_tokens(count: int) -> None:
+    engine = Float8Engine([9, 30, 0][:count] or [9], [1, 1, 1][:count] or [1])
+    step = serving.plan(
+        *(engine.starts[: count + 1], engine.lengths[:count], engine.table[:count]),
+        num_tokens=count,
+        max_query_len=1,
+    )
+    codes = engine.q.to(torch.float8_e4m3fn)
+    with pytest.raises(fg.ArgumentError, match=r"out_dtype=torch\.float32 is not supported"):
+        serving.run(step, codes, engine.k_cache, engine.v_cache, out_dtype=torch.float32)

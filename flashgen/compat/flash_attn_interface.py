@@ -11,6 +11,7 @@ from typing import Any
 from flashgen.compat.arguments import attention, sequences_of, unpack
 from flashgen.compat.descales import input_scales
 from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_attn_with_kvcache
+from flashgen.compat.latent import Masking, attend_dense, attend_packed
 from flashgen.compat.splits import flash_attn_combine as flash_attn_combine
 from flashgen.compat.splits import get_scheduler_metadata as get_scheduler_metadata
 from flashgen.errors import ArgumentError
@@ -40,10 +41,14 @@ def flash_attn_func(
 
     With ``attention_chunk`` a query attends to its own chunk of so many positions. q, k and v may be
     ``torch.float8_e4m3fn``, and ``out`` is then ``torch.bfloat16``. Their elements are multiplied by ``q_descale``,
-    ``k_descale`` and ``v_descale``, float32 ``(B, Hk)``.
+    ``k_descale`` and ``v_descale``, float32 ``(B, Hk)``. With ``qv`` ``(B, Sq, H, Dv)`` values are part of the keys,
+    as in ``flash_attn_with_kvcache``, and there are no gradients.
     """
-    _refuse(qv=qv)
     check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    if qv is not None:
+        masking, descales = Masking(causal, window_size, softcap, attention_chunk), (q_descale, k_descale, v_descale)
+        out, lse = attend_dense(q, k, v, qv, softmax_scale, masking, descales)
+        return (out, lse) if return_attn_probs else out
     out, lse = attention(
         q,
         k,
@@ -88,10 +93,14 @@ def flash_attn_varlen_func(
 
     Those of sequence i are rows ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``, of which only the first ``seqused[i]``
     take part, if that is given: int32, and on q's device. The log-sum-exp is ``(H, total_q)``. Scales of float8 are
-    ``(sequences, Hk)``.
+    ``(sequences, Hk)``. ``qv`` is ``(total_q, H, Dv)``, and goes with ``seqused_k`` but not with ``seqused_q``.
     """
-    _refuse(qv=qv)
     check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    if qv is not None:
+        masking, descales = Masking(causal, window_size, softcap, attention_chunk), (q_descale, k_descale, v_descale)
+        where = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_q, seqused_k
+        out, lse = attend_packed(q, k, v, qv, *where, softmax_scale, masking, descales)
+        return (out, lse) if return_attn_probs else out
     out, lse = attention(
         q,
         k,
@@ -151,14 +160,3 @@ def _split_heads(qkv: Any, heads: int) -> Any:
         )
     heads_kv = (qkv.shape[2] - heads) // 2
     return qkv.split([heads, heads_kv, heads_kv], 2)
-
-
-def _refuse(**options: Any) -> None:
-    if options.get("qv") is not None:
-        raise ArgumentError(
-            "qv is for caches; use flash_attn_with_kvcache(q, k_cache=k, v_cache=v, qv=qv), or flashgen.attention with "
-            "cache=flashgen.KVCache()"
-        )
-    for name, value in options.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is not supported; pass None")

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import check_tensors, chunk_of, limits_of
+from flashgen.compat.arguments import cap_of, check_tensors, chunk_of, limits_of
 from flashgen.errors import ArgumentError
 from flashgen.spec.attention import CacheKind
 from flashgen.torch.kernels import cached_kernel, can_build
+from flashgen.torch.options import check_flags
 from flashgen.torch.sdpa.forms import Form, program_for
 
-#: Head dims, element type, form, kind of cache, device, the cache's element type and whether its pages have scales: of
-#: the kernels that are loaded.
-_Kind = tuple[int, int, torch.dtype, Form, CacheKind, int, torch.dtype | None, bool]
+#: Head dims, element type, form, kind of cache, device, the cache's element type, whether its pages have scales, and
+#: whether values are part of the keys: of the kernels that are loaded.
+_Kind = tuple[int, int, torch.dtype, Form, CacheKind, int, torch.dtype | None, bool, bool]
 _prepared: set[_Kind] = set()
 
 
@@ -74,29 +75,37 @@ def get_scheduler_metadata(
     *,
     cache_dtype: Any = None,
     page_scales: bool = False,
+    softcap: float = 0.0,
+    has_qv: bool = False,
 ) -> Any:
     """An int32 tensor without elements, to be passed as ``scheduler_metadata``.
 
     The kernels of such calls are built and loaded, so that a CUDA graph can capture a call right away. How keys are
-    split needs no preparation: the kernel computes that from the lengths on the device. With ``has_softcap`` nothing is
-    built, because the cap is not among the arguments. FlashAttention-3 lacks ``cache_dtype`` and ``page_scales``, which
-    are for caches in float8 beside queries of ``qkv_dtype``. With a ``qkv_dtype`` of float8 the cache has it, too.
+    split needs no preparation: the kernel computes that from the lengths on the device.
+
+    FlashAttention-3 lacks the last four arguments. A kernel has its cap built in: pass it as ``softcap``.
+    ``has_softcap`` alone builds nothing, and then a call must come before the capture. Pass ``has_qv=True`` for calls
+    with ``qv``. ``cache_dtype`` and ``page_scales`` are for caches in float8 with queries of ``qkv_dtype``. With a
+    ``qkv_dtype`` of float8 the cache also has it.
     """
     check_tensors(cache_seqlens=cache_seqlens)
-    if not has_softcap:
-        form = Form(*limits_of(causal, window_size), chunk_of(attention_chunk))
+    check_flags(causal=causal, has_softcap=has_softcap, page_scales=page_scales, has_qv=has_qv)
+    cap = cap_of(softcap)
+    if cap is not None or not has_softcap:
+        form = Form(*limits_of(causal, window_size), chunk_of(attention_chunk), None, (), cap)
         pages: CacheKind = "contiguous" if page_size is None else "paged"
-        of_cache = pages, cache_seqlens.get_device(), cache_dtype, page_scales
+        of_cache = pages, cache_seqlens.get_device(), cache_dtype, page_scales, has_qv
         _prepare((headdim, headdim_v or headdim, qkv_dtype, form, *of_cache))
     return cache_seqlens.new_empty(0, dtype=torch.int32)
 
 
 def _prepare(kind: _Kind) -> None:
     """Builds and loads kernels, once."""
-    dim, dim_v, dtype, form, pages, device, cache_dtype, page_scales = kind
+    dim, dim_v, dtype, form, pages, device, cache_dtype, page_scales, has_qv = kind
     if kind in _prepared or not can_build(device):
         return
     program, _ = program_for(form, ())
-    kernel = cached_kernel(dim, dim_v, dtype, program, pages, device, cache_dtype, page_scales=page_scales)
+    of_cache = pages, device, cache_dtype
+    kernel = cached_kernel(dim, dim_v, dtype, program, *of_cache, page_scales=page_scales, has_qv=has_qv)
     kernel.warmup(None if device < 0 else device)
     _prepared.add(kind)

@@ -29,6 +29,8 @@ OPTIONS = frozenset(
 )
 #: The names that flashgen is registered under.
 _names: set[str] = set()
+#: The step of each kind of layer. The first layer of a kind plans it, so that a CUDA graph also captures the planning.
+_steps: weakref.WeakKeyDictionary[Any, dict[int, serving.Step]] = weakref.WeakKeyDictionary()
 
 
 class PagedCall(NamedTuple):
@@ -73,7 +75,8 @@ def attend_to_pages(module: Any, query: Any, key: Any, value: Any, options: dict
 def _attend_after_update(query: Any, key: Any, value: Any, options: dict[str, Any], call: PagedCall) -> Any:
     """The same where the layer has called ``cache.update``.
 
-    With a table of pages that only adds the pages to the options. Otherwise key and value are all that requests have.
+    If there is a table of pages, ``update`` has only added the pages to the options, and this appends the new keys.
+    Otherwise key and value are all keys and values of the requests.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     table = options.get("block_table")
@@ -83,24 +86,6 @@ def _attend_after_update(query: Any, key: Any, value: Any, options: dict[str, An
     step = _planned_tokens(table, options["cu_seq_lens_q"], options["cu_seq_lens_k"], q.shape[0], k_pages.shape[1])
     serving.append(step, k, v, k_pages, v_pages)
     return serving.attend_step(step, q, k_pages, v_pages, call.program, call.captured, call.scale)[None]
-
-
-def accept(name: str) -> None:
-    """Makes continuous batching treat ``attn_implementation=name`` as flash attention.
-
-    It accepts a fixed list of names and has no registry. So this replaces the functions by which it checks for flash
-    attention, in the modules that call them. Releases without these functions are left unchanged.
-    """
-    _names.add(name)
-    for asking in ("continuous_api", "initialization", "cache"):
-        try:
-            module = import_module(f"transformers.generation.continuous_batching.{asking}")
-        except ImportError:
-            continue
-        for function, replace in _REPLACED.items():
-            present = getattr(module, function, None)
-            if present is not None and not hasattr(present, "replaced"):
-                setattr(module, function, replace(present))
 
 
 def _with_names(asks: Any) -> Any:
@@ -130,8 +115,23 @@ def _with_functions(loads: Any) -> Any:
 
 _REPLACED = {"is_flash_attention_requested": _with_names, "lazy_import_flash_attention": _with_functions}
 
-#: The step of each kind of layer. The first layer of a kind plans it, so that a CUDA graph captures the planning, too.
-_steps: weakref.WeakKeyDictionary[Any, dict[int, serving.Step]] = weakref.WeakKeyDictionary()
+
+def accept(name: str) -> None:
+    """Makes continuous batching treat ``attn_implementation=name`` as flash attention.
+
+    It accepts a fixed list of names and has no registry. So this replaces the functions by which it checks for flash
+    attention, in the modules that call them. Releases without these functions are left unchanged.
+    """
+    _names.add(name)
+    for importer in ("continuous_api", "initialization", "cache"):
+        try:
+            module = import_module(f"transformers.generation.continuous_batching.{importer}")
+        except ImportError:
+            continue
+        for function, replace in _REPLACED.items():
+            present = getattr(module, function, None)
+            if present is not None and not hasattr(present, "replaced"):
+                setattr(module, function, replace(present))
 
 
 def _step(allocator: Any, layer_idx: int, tokens: int, options: dict[str, Any]) -> serving.Step:

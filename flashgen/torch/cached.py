@@ -10,12 +10,12 @@ import torch
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Sequences
-from flashgen.torch.eight_bits import is_eight_bit, out_dtype_of
+from flashgen.torch.eight_bits import is_eight_bit
 from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_dense, check_flags, number_of
 from flashgen.torch.program import Program
 from flashgen.torch.replay import replayed
-from flashgen.torch.scales import NO_SCALES, Scales
+from flashgen.torch.scales import NO_SCALES, Scales, out_dtype_of
 
 
 def check_cached(cache: object, dropout_p: float, sequences: Sequences | None) -> None:

@@ -18,6 +18,7 @@ from flashgen.torch.options import Options, check_dense, number_of
 from flashgen.torch.packed import arrays_of, longest_of
 from flashgen.torch.program import Program, check_tensors
 from flashgen.torch.replay import CallKey, remember, replayed
+from flashgen.torch.scales import out_dtype_of
 from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch, rows_contiguous, wants_gradients
 
 
@@ -123,12 +124,3 @@ def _check_options(options: Options, tensors: Sequence[Any]) -> None:
         raise ArgumentError(f"dropout_p={show(options.dropout_p)} does not go with 8-bit q, k and v; leave it out")
     if wants_gradients(*tensors):
         raise ArgumentError("attention of 8-bit q, k and v has no gradients; call it under torch.no_grad()")
-
-
-def out_dtype_of(dtype: Any) -> Any:
-    """The dtype of what 8-bit queries get; an ArgumentError for others than two."""
-    if dtype is None:
-        return torch.bfloat16
-    if dtype is not torch.bfloat16 and dtype is not torch.float16:
-        raise ArgumentError(f"out_dtype={show(dtype)} is not supported; use torch.bfloat16 or torch.float16")
-    return dtype

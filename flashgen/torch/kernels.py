@@ -19,6 +19,7 @@ from flashgen.spec import AttentionSpec, KVCache
 from flashgen.spec.attention import MAX_HEAD_DIM, CacheKind
 from flashgen.torch.program import Limits, Program, spec_of
 from flashgen.torch.replay import forget_host
+from flashgen.torch.scales import out_dtype_of
 from flashgen.torch.sdpa.switch import Switch
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -27,8 +28,8 @@ _DTYPES = (*_HALVES, torch.float32)
 EIGHT_BITS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 #: The one that queries may have.
 EIGHT_BIT_INPUTS = torch.float8_e4m3fn
-#: Calls with so few queries and so many keys, or more extreme ones, run by the decode kernel. With fewer keys a call
-#: takes no longer than its launch.
+#: The decode kernel runs calls with so few queries and so many keys, or more extreme ones. With fewer keys a call takes
+#: no longer than its launch.
 _FEW_QUERIES, _MANY_KEYS = 16, 256
 #: The cache of such a call.
 ALL_KEYS = KVCache()
@@ -123,7 +124,7 @@ def cached_kernel(
     """
     has_qv = has_qv or head_dim_v > MAX_HEAD_DIM
     if dtype is EIGHT_BIT_INPUTS:
-        cache_dtype, out_dtype = cache_dtype or dtype, out_dtype or torch.bfloat16
+        cache_dtype, out_dtype = cache_dtype or dtype, out_dtype_of(out_dtype)
     of_keys = None if cache_dtype is None else EIGHT_BITS.get(cache_dtype)
     key = (head_dim, head_dim_v, dtype, program.rule, cache, of_keys, page_scales, has_qv, out_dtype, device)
     kernel = _kernels.get(key)

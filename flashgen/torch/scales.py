@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.torch.options import check_flags
 
@@ -41,3 +42,12 @@ def scales_of(k_scale: Any, v_scale: Any, page_scales: bool, q_scale: Any = None
                 f"{name} has shape {tuple(x.shape)}; pass one number or one for each head, which all sequences share"
             )
     return Scales(k_scale, v_scale, page_scales, q_scale, out_dtype)
+
+
+def out_dtype_of(dtype: Any) -> Any:
+    """The dtype of what 8-bit queries get; an ArgumentError for others than two."""
+    if dtype is None:
+        return torch.bfloat16
+    if dtype is not torch.bfloat16 and dtype is not torch.float16:
+        raise ArgumentError(f"out_dtype={show(dtype)} is not supported; use torch.bfloat16 or torch.float16")
+    return dtype

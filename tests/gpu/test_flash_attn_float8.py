@@ -14,15 +14,12 @@ torch = pytest.importorskip("torch")
 interface = pytest.importorskip("flashgen.compat.flash_attn_interface")
 
 from tests.gpu.flash_attn_matrix import WHOLE  # noqa: E402
-from tests.gpu.float8_matrix import DIMS, HEADS, MASKS, CacheProblem, check_output  # noqa: E402
+from tests.gpu.float8_matrix import HEADS, check_output  # noqa: E402
+from tests.gpu.kvcache_matrix import CACHED_LENGTHS, DIMS, MASKS, CacheProblem  # noqa: E402
 from tests.gpu.test_flash_attn_interface import LENGTHS  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
-CACHED_LENGTHS = (
-    *((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20_000), (128, 128)),
-    *((256, 512), (2048, 3577)),
-)
 DRAWS = 12 if WHOLE else 1
 
 

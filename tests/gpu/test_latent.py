@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -124,6 +125,29 @@ def test_a_non_finite_value_reaches_only_tokens_that_attend_to_it(value: float) 
     assert torch.equal(after[1:], before[1:])
     assert torch.equal(after[0, 0], before[0, 0])
     assert not after[0, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 100])
+def test_keys_that_lie_behind_one_another(tokens: int) -> None:
+    at = Problem(16, tokens)
+    exact, exact_lse = at.expected()
+    rows = [at.pages[at.table[b].long()].flatten(0, 1)[:length] for b, length in enumerate(SEQLENS)]
+    packed = torch.cat(rows)
+    starts_q = torch.arange(BATCH + 1, dtype=torch.int32, device="cuda") * tokens
+    starts_k = torch.tensor([0, *accumulate(SEQLENS)], dtype=torch.int32, device="cuda")
+    given = at.q.flatten(0, 1), packed[..., at.dim_v :], packed[..., : at.dim_v]
+    options: dict[str, Any] = {"softmax_scale": SCALE, "causal": True, "return_attn_probs": True}
+    out, lse = fa3.flash_attn_varlen_func(
+        *given, starts_q, starts_k, tokens, LONGEST, qv=at.qv.flatten(0, 1), **options
+    )
+    torch.testing.assert_close(out.double().unflatten(0, (BATCH, -1)), exact, atol=2e-2, rtol=2e-2)
+    found = lse.double().unflatten(1, (BATCH, -1)).transpose(0, 1)
+    torch.testing.assert_close(found, exact_lse, atol=1e-3, rtol=1e-5)
+    # The longest sequence alone, as a batch of one.
+    own = at.q[:1], *(x[None, : SEQLENS[0]] for x in given[1:])
+    out, lse = fa3.flash_attn_func(*own, qv=at.qv[:1], **options)
+    torch.testing.assert_close(out.double(), exact[:1], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse.double(), exact_lse[:1], atol=1e-3, rtol=1e-5)
 
 
 def test_contiguous_caches_of_narrower_vectors() -> None:

@@ -206,6 +206,12 @@ def test_metadata_of_a_scheduler_has_the_kernels_ready(emulated: list[Any]) -> N
     out = fa3.flash_attn_with_kvcache(at.q, at.k_cache, at.v_cache, **options, scheduler_metadata=metadata)
     assert len(emulated) == 1
     assert torch.equal(out, fa3.flash_attn_with_kvcache(at.q, at.k_cache, at.v_cache, **options))
+    # That of FlashAttention-3 knows no cap.
+    capped = {"softcap": 15.0, **rules}
+    fa3.get_scheduler_metadata(**sizes, cache_seqlens=at.seqlens, qkv_dtype=torch.float16, page_size=5, **capped)
+    assert len(emulated) == 2
+    fa3.flash_attn_with_kvcache(at.q, at.k_cache, at.v_cache, **options, softcap=15.0)
+    assert len(emulated) == 2
     # Engines copy it into a buffer of their own.
     buffer = torch.zeros(9, dtype=torch.int32)
     buffer[: metadata.shape[0]] = metadata

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.torch
 interface = pytest.importorskip("flashgen.compat.flash_attn_interface")
 
 from tests.drawn import some  # noqa: E402
-from tests.gpu.float8_matrix import DIMS, HEADS, MASKS, CacheProblem, check_output  # noqa: E402
+from tests.gpu.float8_matrix import HEADS, check_output  # noqa: E402
+from tests.gpu.kvcache_matrix import DIMS, MASKS, CacheProblem  # noqa: E402
 
 LENGTHS = ((1, 1), (37, 1), (40, 3), (13, 50), (30, 70))
 CACHED_LENGTHS = ((1, 30), (3, 90), (20, 20), (40, 70), (9, 300))

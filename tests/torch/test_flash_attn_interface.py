@@ -54,7 +54,7 @@ def test_heads_packed_side_by_side(emulated: Any, inputs: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"qv": torch.ones(1)}, "qv is for caches; use flash_attn_with_kvcache"),
+        ({"qv": torch.ones(1).half()}, r"qv has shape \(1,\); it must have 4 dimensions"),
         ({"k_descale": torch.ones(1)}, r"k_descale is for q, k and v of torch\.float8_e4m3fn, and q is torch\.float16"),
         ({"attention_chunk": -1}, "attention_chunk=-1 is not a length"),
     ],

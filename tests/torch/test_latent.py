@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -67,6 +70,18 @@ def test_flash_attention_3s_function_takes_qv(emulated: Any, scale: float | None
     assert not close(again[0], exact)
 
 
+def test_kernels_for_qv_are_prepared(emulated: Any) -> None:
+    """A CUDA graph may then capture the call at once, whether or not values have a width that asks for qv."""
+    at = Latent()
+    k, v, qv = at.k, at.v[..., :64], at.qv[..., :64]
+    sizes = {"batch_size": 2, "max_seqlen_q": 3, "max_seqlen_k": 112, "num_heads_q": HEADS, "num_heads_kv": 1}
+    dims: dict[str, Any] = {"headdim": DIM, "qkv_dtype": torch.float16, "headdim_v": 64, "has_qv": True}
+    fa3.get_scheduler_metadata(**sizes, **dims, cache_seqlens=at.seqlens, page_size=PAGE, causal=True)
+    assert [spec.qv for spec in emulated] == [True]
+    fa3.flash_attn_with_kvcache(at.q, k, v, qv=qv, cache_seqlens=at.seqlens, page_table=at.table, causal=True)
+    assert len(emulated) == 1
+
+
 def test_new_latent_vectors_are_put_into_the_cache_and_attended_to(emulated: Any) -> None:
     at = Latent()
     exact, _ = at.expected(at.new)
@@ -87,6 +102,78 @@ def test_packed_queries_bring_packed_qv(emulated: Any) -> None:
         *(q, at.k, at.v), qv=qv, cache_seqlens=at.seqlens, page_table=at.table, causal=True, **more
     )
     assert close(out, exact.flatten(0, 1)[1:])
+
+
+class Rows:
+    """Latent vectors that lie behind one another, and an oracle for sequences of them."""
+
+    def __init__(self, lengths: tuple[int, ...], queries: tuple[int, ...]) -> None:
+        generator = torch.Generator().manual_seed(1)
+
+        def normal(*shape: int) -> Any:
+            return torch.randn(shape, generator=generator).half()
+
+        self.lengths, self.queries = lengths, queries
+        latents = normal(sum(lengths), 1, DIM_V + DIM)
+        self.k, self.v = latents[..., DIM_V:], latents[..., :DIM_V]
+        self.q, self.qv = normal(sum(queries), HEADS, DIM), normal(sum(queries), HEADS, DIM_V)
+        self.starts_q, self.starts_k = ints(*accumulate(queries, initial=0)), ints(*accumulate(lengths, initial=0))
+
+    def expected(self, used: tuple[int, ...], **rules: Any) -> tuple[Any, Any]:
+        """O and L by the oracle, packed."""
+        spec = fg.AttentionSpec(DIM, head_dim_v=DIM_V, dtype="fp16", qv=True, cache="contiguous", direction="forward")
+        spec, found, key = replace(spec, **rules), [], 0
+        for count, length, each in zip(self.queries, self.lengths, used, strict=True):
+            query = sum(len(o[0]) for o, _ in found)
+            q, qv = (x[None, query : query + count].numpy() for x in (self.q, self.qv))
+            k, v = (x[None, key : key + each].numpy() for x in (self.k, self.v))
+            found.append(fg.oracle.forward(spec, q, k, v, qv=qv))
+            key += length
+        outs, lses = zip(*found, strict=True)
+        return torch.from_numpy(np.concatenate([o[0] for o in outs])), torch.from_numpy(
+            np.concatenate([lse[0] for lse in lses], 1)
+        )
+
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "full": ({}, {}),
+    "causal": ({"causal": True}, {"mask": fg.causal()}),
+    "window and cap": ({"window_size": (9, 0), "softcap": 2.0}, {"mask": fg.window(9, 0), "score": fg.softcap(2.0)}),
+    "chunks": ({"causal": True, "attention_chunk": 7}, {"mask": fg.causal() & fg.chunked(7)}),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_dense_and_packed_functions_take_qv(emulated: Any, name: str) -> None:
+    options, rules = RULES[name]
+    same, rows = Rows((30, 30), (5, 5)), Rows((40, 3, 21), (2, 3, 4))
+    exact, exact_lse = same.expected((30, 30), **rules)
+    dense = [x.unflatten(0, (2, -1)) for x in (same.q, same.k, same.v, same.qv)]
+    for _ in range(2):  # found out, and replayed
+        out, lse = fa3.flash_attn_func(*dense[:3], qv=dense[3], return_attn_probs=True, **options)
+        assert close(out.flatten(0, 1), exact)
+        assert close(lse.transpose(0, 1).flatten(1), exact_lse)
+    where = rows.starts_q, rows.starts_k, 4, 40
+    for used in (None, (33, 3, 16)):
+        exact, exact_lse = rows.expected(used or rows.lengths, **rules)
+        more = {"seqused_k": None if used is None else ints(*used), "return_attn_probs": True}
+        out, lse = fa3.flash_attn_varlen_func(rows.q, rows.k, rows.v, *where, qv=rows.qv, **more, **options)
+        assert close(out, exact)
+        assert close(lse, exact_lse)
+    assert torch.equal(
+        fa3.flash_attn_varlen_func(rows.q, rows.k, rows.v, *where, qv=rows.qv, **options),
+        fa3.flash_attn_varlen_func(rows.q, rows.k, rows.v, *where, qv=rows.qv, **options),
+    )
+
+
+def test_functions_with_qv_compile_in_one_graph(emulated: Any) -> None:
+    rows = Rows((40, 3, 21), (2, 3, 4))
+
+    def attend(q: Any, k: Any, v: Any, qv: Any) -> Any:
+        return fa3.flash_attn_varlen_func(q, k, v, rows.starts_q, rows.starts_k, 4, 40, qv=qv, causal=True)
+
+    given = rows.q, rows.k, rows.v, rows.qv
+    assert torch.equal(torch.compile(attend, fullgraph=True, backend="aot_eager")(*given), attend(*given))
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
@@ -119,7 +206,34 @@ def test_flops_count_three_products(emulated: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda at: fa3.flash_attn_func(at.q, at.q, at.q, qv=at.qv), "qv is for caches; use flash_attn_with_kvcache"),
+        (
+            lambda at: fa3.flash_attn_func(at.q, at.k[:3], at.v[:3], qv=at.qv),
+            "k has batch 3 and q has batch 2; they must be equal",
+        ),
+        (
+            lambda at: fa3.flash_attn_func(at.q, at.k[:2].float(), at.v[:2], qv=at.qv),
+            r"k is torch\.float32 and q is torch\.float16; they must be equal",
+        ),
+        (
+            lambda at: fa3.flash_attn_func(at.q, at.k[:2], at.v[:2], qv=at.qv, v_descale=torch.ones(2, 1)),
+            "v_descale does not go with qv, whose kernels have 16-bit inputs; pass None",
+        ),
+        (
+            lambda at: fa3.flash_attn_func(at.q, at.k[:2], at.v[:2], qv=at.qv.clone().requires_grad_()),
+            r"attention with qv has no gradients; call it under torch\.no_grad\(\), or train with q and qv",
+        ),
+        (
+            lambda at: fa3.flash_attn_varlen_func(
+                at.q[0], at.k[0], at.v[0], ints(0, 3), ints(0, 16), 3, 16, ints(2), qv=at.qv[0]
+            ),
+            "seqused_q does not go with qv; pack the queries that take part",
+        ),
+        (
+            lambda at: fa3.flash_attn_varlen_func(
+                at.q[0], at.k[0], at.v[0], ints(0, 3), ints(0, 16, 16), 3, 16, qv=at.qv[0]
+            ),
+            r"cu_seqlens_k is torch\.int32 of shape \(3,\) and cu_seqlens_q torch\.int32 of shape \(2,\)",
+        ),
         (lambda at: fg.attention(at.q, at.k, at.v, qv=at.qv), "qv is for a cache, whose values are part of the keys"),
         (
             lambda at: fa3.flash_attn_with_kvcache(at.q, at.k, at.v, cache_seqlens=at.seqlens, page_table=at.table),

@@ -82,10 +82,23 @@ def test_metadata_of_a_scheduler_is_an_empty_tensor() -> None:
         *("batch_size", "max_seqlen_q", "max_seqlen_k", "num_heads_q", "num_heads_kv", "headdim", "cache_seqlens"),
         *("qkv_dtype", "headdim_v"),
     ]
-    for options in ({"causal": True}, {"has_softcap": True}):
+    for options in ({"causal": True}, {"has_softcap": True}, {"has_softcap": True, "softcap": 15.0}, {"has_qv": True}):
         metadata = fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 16, torch.tensor([3, 4]), **options)
         assert metadata.shape == (0,)
         assert metadata.dtype is torch.int32
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"softcap": -1.0}, r"softcap=-1\.0 is not a limit for logits"),
+        ({"has_qv": 1}, "has_qv=1 is not a bool"),
+        ({"has_softcap": None}, "has_softcap=None is not a bool"),
+    ],
+)
+def test_metadata_of_a_wrong_call_is_refused_by_name(options: Any, words: str) -> None:
+    with pytest.raises(fg.ArgumentError, match=words):
+        fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 16, torch.tensor([3, 4]), **options)
     assert list(inspect.signature(fa3.flash_attn_combine).parameters) == [
         *("out_partial", "lse_partial", "out", "out_dtype"),
     ]

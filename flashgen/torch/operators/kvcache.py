@@ -25,7 +25,7 @@ from flashgen.torch.operators.library import arguments_by_name, forward_shapes, 
 from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.program import Program, check_tensors, program_named
 from flashgen.torch.replay import RESULTS, CallKey, remember, replayed
-from flashgen.torch.scales import NO_SCALES, Scales
+from flashgen.torch.scales import NO_SCALES, Scales, out_dtype_of
 from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_gradients
 from flashgen.torch.tracing.compiled import text_of
 
@@ -307,7 +307,7 @@ def _forward_shapes(*given: Any, **named: Any) -> tuple[Any, Any]:
     q = call["q"]
     out, lse = forward_shapes(q, call["v_cache"])
     if q.dtype is EIGHT_BIT_INPUTS:
-        out = out.new_empty(out.shape, dtype=call["out_dtype"] or torch.bfloat16)
+        out = out.new_empty(out.shape, dtype=out_dtype_of(call["out_dtype"]))
     return out, lse
 
 

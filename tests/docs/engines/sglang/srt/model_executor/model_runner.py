@@ -16,3 +16,4 @@ class ReqToTokenPool:
 @dataclass
 class ModelRunner:
     req_to_token_pool: ReqToTokenPool
+    page_size: int

@@ -91,6 +91,12 @@ class AttentionImpl(ABC, Generic[T]):
 
 
 class AttentionBackend(ABC):
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return False
+
     @staticmethod
     @abstractmethod
     def get_name() -> str: ...
