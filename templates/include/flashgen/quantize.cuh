@@ -15,7 +15,7 @@ struct QuantizeConfig {
 // A segment is this many neighboring elements of a block, in row order. Each thread has one.
 constexpr i32 kSegment = 64;
 constexpr float kLargestE4m3 = 448.0f;
-// A block of smaller numbers has the scale of this one, so that its inverse is finite.
+// The least maximum that a block counts as having: 448 / maximum must be finite.
 constexpr float kLeastMaximum = 0x1p-100f;
 
 // How many elements of a head are rotated together: the largest power of two that divides it.
@@ -32,7 +32,8 @@ constexpr float inverse_root(i32 n) {
 // its sign. Without them a row of equal elements would become one outlier.
 FLASHGEN_DEVICE u32 rotation_signs(i32 chunk) { return 0x9e3779b1u * static_cast<u32>(chunk + 1) >> 24; }
 
-// The largest magnitude of n values, or NaN if one is NaN; four chains of comparisons, as each takes a while.
+// The largest magnitude of n values, or NaN if one is NaN. Four independent chains hide the latency of a
+// comparison.
 template <i32 n, class Value>
 FLASHGEN_DEVICE float largest_of(const Value& value) {
   float most[4] = {};

@@ -161,7 +161,7 @@ struct EightBitValues {
     }
   }
 
-  // Issues P V^T for part of the columns of V, whose rows of V^T come first in `v`.
+  // Issues P V for some columns of V. `v` is V^T from the row of the first of these columns on.
   FLASHGEN_DEVICE static void issue_part(Product& product, const Probabilities& probabilities, Operand v) {
     const MatrixDescriptor right = v.by_columns();
     const auto b = [&](i32 step) { return right.advanced(Operand::along_columns(step)); };
