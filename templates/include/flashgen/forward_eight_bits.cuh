@@ -66,8 +66,8 @@ struct RightRows<Tile, aligned, e4m3_t> {
   }
 };
 
-// sum += factor * left * right. Products of 8 bits are accumulated with few bits, so that of each tile is a
-// sum of its own, which is added to the other tiles' in float32.
+// sum += factor * left * right. 8-bit products are accumulated with few bits. So the product of each tile is
+// a sum of its own, which is added to those of the other tiles in float32.
 template <class T, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void add_product(Accumulator<row_blocks, column_blocks>& sum, const Left& left,
                                  const Right& right, float factor) {

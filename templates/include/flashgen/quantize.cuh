@@ -76,8 +76,9 @@ struct LaneChunks {
 };
 
 // The chunks of a warp's segments in shared memory, of elements of E. `parts` neighboring segments form a
-// group, and eight neighboring lanes have parts of different groups. Swizzled: chunks of the same number lie
-// in different banks then.
+// group, and eight neighboring lanes have parts of different groups. Swizzled: the lowest three bits of a
+// chunk's number are XORed with the number of its group, so that lanes that read the same chunk of their
+// groups use different banks.
 template <class E, i32 parts>
 struct WarpChunks {
   static constexpr i32 each = kSegment / (kChunkBytes / static_cast<i32>(sizeof(E)));
@@ -87,7 +88,8 @@ struct WarpChunks {
 
   u8* data;
 
-  // The i-th that a lane copies.
+  // The i-th that a lane copies: chunk i * 32 + lane, of group lane / span ^ i * 32 / span. Written so,
+  // because with the sum of both the machine code is 7 % longer.
   FLASHGEN_DEVICE Vec16& copied(i32 i, i32 lane) const {
     return at(i * kWarpSize + (lane ^ ((lane / span ^ i * kWarpSize / span) & 7)));
   }
@@ -113,8 +115,11 @@ struct Segment {
   static constexpr i32 lanes_apart = kWarpSize / parts;
   using Incoming = WarpChunks<T, parts>;
   using Outgoing = WarpChunks<e4m3_t, parts>;
-  // Lanes exchange runs of this many elements. Part p begins with the segment p of its group, its runs in the
-  // order p, p ^ 1 ..., and ends with run p of each segment.
+  // Lanes exchange runs of this many elements. Part p begins with segment p of its group, its runs in the
+  // order p, p ^ 1 ..., and ends with run p of each segment. For four parts, in the order of registers:
+  //
+  //     part 0   s0.r0 s0.r1 s0.r2 s0.r3   becomes   s0.r0 s1.r0 s2.r0 s3.r0
+  //     part 1   s1.r1 s1.r0 s1.r3 s1.r2             s1.r1 s0.r1 s3.r1 s2.r1
   static constexpr i32 run = kSegment / parts;
 
   float x[kSegment];

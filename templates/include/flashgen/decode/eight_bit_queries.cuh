@@ -48,8 +48,8 @@ FLASHGEN_DEVICE float largest_in_row(const LeftFragment<half_t>& fragment, i32 h
 }
 FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
   const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
-  // At least 41, so that `back` is at least 2^-100, and a normal number also times a scale of K; a row of
-  // zeros has exponent 0. At most 254, because a row with NaN or infinity has 255, and must keep them.
+  // A row of zeros has exponent 0, and counts as 41: `back` is then 2^-100, and does not underflow when it is
+  // multiplied by a scale of K. Infinity has 255, and counts as the largest finite number.
   const i32 bounded = smaller(larger(exponent, 41), 254);
   return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
 }

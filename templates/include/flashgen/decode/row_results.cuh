@@ -112,8 +112,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
-    // parts.
+    // What registers hold, and no more than 17: where 132 thread blocks share eight heads, a head has at most
+    // 17 parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];

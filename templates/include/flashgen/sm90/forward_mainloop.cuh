@@ -134,7 +134,7 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
@@ -150,6 +150,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -297,6 +301,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       if constexpr (Values::has_range) rescales = round(probabilities, rescales);
       if (rescales) scale_rows(out, softmax.scores_scale);
       if constexpr (!Values::has_range) round(probabilities, rescales);
@@ -328,7 +333,7 @@ struct ForwardMainloop {
         wgmma_compute_before_wait(next_probabilities,
                                   /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
@@ -338,10 +343,10 @@ struct ForwardMainloop {
         // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
         rescales = round(next_probabilities, rescales);
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else {
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       }
       if (step.is_last()) {
@@ -349,10 +354,6 @@ struct ForwardMainloop {
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

@@ -220,20 +220,32 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
+  // Waits for P and V of the other warpgroup's tile, and multiplies O by `factor` if its reference maxima are
+  // higher. Returns V.
+  FLASHGEN_DEVICE VHalf await_other(Output& out, float (&factor)[2], Softmax& softmax, const DecodeItem& item,
+                                    At other) const {
+    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
+    const VHalf v = v_half(other, warpgroup());
+    v_ring(warpgroup()).wait_full(other);
+    return v;
+  }
+  // O += P V of the other warpgroup's tile, and waits for all products.
+  FLASHGEN_DEVICE void multiply_other(Output& out, VHalf v) const {
+    issue_output_from_shared(out, p_tile(), v);
+    wgmma_wait<0>();
+    wgmma_pin(out);
+  }
+
   // O += P V of the other warpgroup's tile. Called while no product is under way.
   FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
     float factor[2];
-    if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-    const VHalf v = v_half(other.at, warpgroup());
-    v_ring(warpgroup()).wait_full(other.at);
+    const VHalf v = await_other(out, factor, softmax, item, other.at);
     if (other.cut && panels_hold_non_finite(v, base, thread)) {
       Rounded<cfg.tile_kv> probabilities;
       load_rounded(probabilities, p_tile(), rows_before(), thread);
       add_careful(out, probabilities, v, item, other.key);
     } else {
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, v);
     }
     v_ring(warpgroup()).release(other.at, thread);
   }
@@ -248,12 +260,7 @@ struct LatentSm90Mainloop {
     issue_first_scores(strip);
     float factor[2];
     if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-      const VHalf v = v_half(other.at, warpgroup());
-      v_ring(warpgroup()).wait_full(other.at);
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, await_other(out, factor, softmax, item, other.at));
       wgmma_pin(strip);
       v_ring(warpgroup()).release(other.at, thread);
     }
