@@ -116,35 +116,36 @@ struct ForwardProducer {
     q_tile_at.advance();
   }
   FLASHGEN_DEVICE void load_k(const Tile& tile, i32 block, const Message& message) {
-    const auto begin = [&]() {
-      shared.k_ring().wait_empty(k_at);
-      if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
-      mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
-    };
     if constexpr (Tile::in_pages) {
       const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-      if (elected) begin();
+      if (elected) {
+        shared.k_ring().wait_empty(k_at);
+        if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+        mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
+      }
       // All lanes load pages, once the elected one has seen the empty slot.
       warp_sync();
       tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv, pages);
     } else if (elected) {
-      begin();
+      shared.k_ring().wait_empty(k_at);
+      if constexpr (Blocks::sends_messages) shared.message(k_at) = message;
+      mbarrier_arrive_expect_tx(shared.k_ring().full(k_at), Shared::KTile::bytes);
       tile.load_k(shared.k(k_at), p, shared.k_ring().full(k_at), block * cfg.tile_kv);
     }
     k_at.advance();
   }
   FLASHGEN_DEVICE void load_v(const Tile& tile, i32 block) {
-    const auto begin = [&]() {
-      shared.loaded_v_ring().wait_empty(v_at);
-      mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
-    };
     if constexpr (Tile::in_pages) {
       const auto pages = tile.template find_pages<cfg.tile_kv>(p, block * cfg.tile_kv, thread);
-      if (elected) begin();
+      if (elected) {
+        shared.loaded_v_ring().wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
+      }
       warp_sync();
       tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv, pages);
     } else if (elected) {
-      begin();
+      shared.loaded_v_ring().wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.loaded_v_ring().full(v_at), Shared::LoadedVTile::bytes);
       tile.load_v(shared.loaded_v(v_at), p, shared.loaded_v_ring().full(v_at), block * cfg.tile_kv);
     }
     v_at.advance();
