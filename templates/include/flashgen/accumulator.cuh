@@ -2,9 +2,9 @@
 // the smallest one, 2^-149, so a sum kept as a wide whole number is exact.
 //
 // An accumulator is kBins signed 64-bit numbers, of which bin i counts 2^(24 i - 149): a float adds to two
-// neighbouring bins, at most 2^24 in magnitude to each, so 2^39 additions fit. One more number counts what
-// was not finite; it makes the sum NaN. The accumulators of a tensor lie bin by bin: neighbouring elements,
-// whose sums tend to be of a size, are neighbours in memory.
+// neighboring bins, at most 2^24 in magnitude to each, so 2^39 additions fit. One more number counts what was
+// not finite; it makes the sum NaN. The accumulators of a tensor lie bin by bin: neighboring elements, whose
+// sums tend to be of a size, are neighbors in memory.
 #pragma once
 #include "flashgen/element.cuh"
 

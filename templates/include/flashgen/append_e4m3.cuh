@@ -1,5 +1,5 @@
-// New keys and values in e4m3. They have the scale of the cache already: put() of rotary.cuh stores them in a
-// cache of e4m3 as they are.
+// New keys and values in e4m3. They have the scale of the cache already: put() of rotary.cuh stores them in
+// an e4m3 cache as they are.
 #pragma once
 #include "flashgen/convert.cuh"
 #include "flashgen/eight_bits.cuh"

@@ -1,5 +1,5 @@
-// Floats of eight bits: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a
-// 16-bit float. Every one of them is a 16-bit float, too.
+// 8-bit floats: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a 16-bit
+// float. Every one of them is a 16-bit float, too.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_eight_bits.cuh"

@@ -68,7 +68,7 @@ FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(
 FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;

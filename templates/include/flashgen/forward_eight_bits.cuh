@@ -1,7 +1,7 @@
 // What the forward kernel needs for 8-bit queries, keys and values: operands, scales, and O of another type.
 #pragma once
 #include "flashgen/forward.cuh"
-#include "flashgen/logit_factor.cuh"
+#include "flashgen/scales.cuh"
 #include "flashgen/primitives_eight_bits.cuh"
 #include "flashgen/sequence.cuh"
 
@@ -66,8 +66,8 @@ struct RightRows<Tile, aligned, e4m3_t> {
   }
 };
 
-// sum += factor * left * right. Products of 8 bits are accumulated with few bits, so that of each tile is a
-// sum of its own, which is added to the other tiles' in float32.
+// sum += factor * left * right. 8-bit products are accumulated with few bits. So the product of each tile is
+// a sum of its own, which is added to those of the other tiles in float32.
 template <class T, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void add_product(Accumulator<row_blocks, column_blocks>& sum, const Left& left,
                                  const Right& right, float factor) {
@@ -141,21 +141,21 @@ struct RowScales<0> {
 
 // Those of the queries, keys and values of one head.
 template <i32 block>
-struct InputScales {
+struct OperandScales {
   RowScales<block> q, k, v;
 
   // `first_q`, `first_key`: the blocks with the first rows.
   template <class Params>
-  FLASHGEN_DEVICE static InputScales of(const Params& p, Place place, i32 head_kv, i32 first_q = 0,
-                                        i32 first_key = 0) {
+  FLASHGEN_DEVICE static OperandScales of(const Params& p, Place place, i32 head_kv, i32 first_q = 0,
+                                          i32 first_key = 0) {
     return {of_head(p.q_scale, place.sequence * p.q_scale_batch + place.head * p.q_scale_head + first_q),
             of_head(p.k_scale, place.sequence * p.k_scale_batch + head_kv * p.k_scale_head + first_key),
             of_head(p.v_scale, place.sequence * p.v_scale_batch + head_kv * p.v_scale_head + first_key)};
   }
   // Packed sequences begin blocks of their own.
   template <class Params>
-  FLASHGEN_DEVICE static InputScales of(const Params& p, Place place, i32 head_kv,
-                                        const PackedSequence& packed) {
+  FLASHGEN_DEVICE static OperandScales of(const Params& p, Place place, i32 head_kv,
+                                          const PackedSequence& packed) {
     if constexpr (block == 0) {
       return of(p, place, head_kv);
     } else {

@@ -1,4 +1,4 @@
-// The same for elements of eight bits.
+// The same for 8-bit elements.
 #pragma once
 #include "flashgen/primitives.cuh"
 #if !defined(FLASHGEN_EMULATOR)

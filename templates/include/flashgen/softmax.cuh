@@ -153,7 +153,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
+  // Each row decides for itself, so no row's result depends on its neighbors.
   template <i32 out_columns>
   FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
                                Accumulator<row_blocks, out_columns>& out) {

@@ -1,18 +1,18 @@
-// What a block computes of an item: its parts one after another, and the merge of all parts by the last
-// block.
+// What a thread block computes of an item: its parts one after another, and the merge of all parts by the
+// last thread block.
 #pragma once
 #include "flashgen/decode/partials.cuh"
 #include "flashgen/decode/scheduler.cuh"
 
 namespace flashgen {
 
-// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
-// is found after that loop.
+// Which thread blocks compute an item, and where its parts go. The loop over keys leaves no registers for it,
+// so it is found after that loop.
 struct ItemParts {
   PartialIndices indices;
   Team team;
   i32 first_block;
-  // How many blocks share the item.
+  // How many thread blocks share the item.
   i32 blocks;
 
   template <class Params>
@@ -56,8 +56,8 @@ FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, 
     } else {
       results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
-    // all its threads have stored theirs.
+    // The next copies overwrite these results, where results take the place of the ring. A thread block
+    // arrives once all its threads have stored theirs.
     consumers_sync<cfg>();
   });
   if (parts.indices.count == 1) return;

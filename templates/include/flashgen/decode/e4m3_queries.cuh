@@ -1,8 +1,8 @@
-// Queries of e4m3 for a cache of 8-bit floats.
+// e4m3 queries for a cache of 8-bit floats.
 #pragma once
 #include "flashgen/decode/eight_bit_queries.cuh"
 #include "flashgen/eight_bits.cuh"
-#include "flashgen/logit_factor.cuh"
+#include "flashgen/scales.cuh"
 
 namespace flashgen {
 
@@ -17,6 +17,7 @@ struct QueryWords<e4m3_t> {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const u32 word = *reinterpret_cast<const u32*>(rows[h] + first);
+        // Without the instruction of sm_89, because this happens once for all keys of a part.
         to_halves<false>(e4m3_t{}, word, fragment.words[h], fragment.words[h + 2]);
       }
     }

@@ -8,12 +8,7 @@ namespace flashgen {
 // Columns of a row in shared memory: an even number of 16-byte chunks.
 constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
-// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
-// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
-// to 2^-29 times the largest are still exact. For queries of e4m3 see e4m3_queries.cuh.
-template <DecodeConfig cfg, class T, bool in_registers>
-struct EightBitQueries;
-
+// How elements of a row become words of fp16. For e4m3 queries see e4m3_queries.cuh.
 template <class T>
 struct QueryWords {
   // Reads the four elements of two rows that a lane multiplies in a step. Those beyond the head are zeros.
@@ -42,7 +37,7 @@ struct RowScaling {
 };
 
 // The largest magnitude among the elements that a lane holds of row h.
-FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, float so_far) {
+FLASHGEN_DEVICE float largest_in_row(const LeftFragment<half_t>& fragment, i32 h, float so_far) {
 #pragma unroll
   for (i32 i = h; i < 4; i += 2) {
     const u32 word = fragment.words[i];
@@ -53,7 +48,8 @@ FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, fl
 }
 FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
   const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
-  // Bounded, so that both factors are normal numbers. NaN and infinity stay NaN and infinity.
+  // A row of zeros has exponent 0, and counts as 41: `back` is then 2^-100, and does not underflow when it is
+  // multiplied by a scale of K. Infinity has 255, and counts as the largest finite number.
   const i32 bounded = smaller(larger(exponent, 41), 254);
   return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
 }
@@ -81,12 +77,19 @@ struct QuerySource {
   }
 };
 
+// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
+// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
+// to 2^-29 times the largest are still exact.
+template <DecodeConfig cfg, class T, bool in_registers>
+struct EightBitQueries;
+
 // Queries in registers.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, true> {
   using Source = QuerySource<cfg, T>;
   LeftHeld<half_t, 1, Source::steps> held;
-  float back[2];
+  // What the products of the lane's two rows are multiplied by.
+  float product_scale[2];
 
   template <class Params>
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
@@ -104,9 +107,9 @@ struct EightBitQueries<cfg, T, true> {
       for (i32 h = 0; h < 2; ++h) {
 #pragma unroll
         for (i32 step = 0; step < Source::steps; ++step)
-          largest[h] = largest_of(fragments[step], h, largest[h]);
+          largest[h] = largest_in_row(fragments[step], h, largest[h]);
         scaling[h] = scaling_of(largest[h]);
-        queries.back[h] = scaling[h].back;
+        queries.product_scale[h] = scaling[h].back;
       }
 #pragma unroll
       for (i32 step = 0; step < Source::steps; ++step) to_half_rows(fragments[step], scaling);
@@ -132,7 +135,8 @@ struct EightBitQueries<cfg, T, false> {
     }
   };
   Vec16* fragments;
-  float back[2];
+  // What the products of the lane's two rows are multiplied by.
+  float product_scale[2];
 
   template <class Params>
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
@@ -148,12 +152,12 @@ struct EightBitQueries<cfg, T, false> {
       for (i32 step = 0; step < Source::steps; ++step) {
         const LeftFragment<half_t> fragment = source.read(step, thread);
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) largest[h] = largest_of(fragment, h, largest[h]);
+        for (i32 h = 0; h < 2; ++h) largest[h] = largest_in_row(fragment, h, largest[h]);
       }
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         scaling[h] = scaling_of(largest[h]);
-        queries.back[h] = scaling[h].back;
+        queries.product_scale[h] = scaling[h].back;
       }
     }
 #pragma unroll 1

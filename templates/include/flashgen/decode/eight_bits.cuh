@@ -17,10 +17,10 @@ namespace flashgen {
 
 // Keys as the right operand of Q K^T.
 template <class Slice, bool by_instruction>
-struct EightBitKeys {
+struct RightEightBitTransposed {
   Cursor<Slice> cursor;
 
-  FLASHGEN_DEVICE EightBitKeys(Slice slice, i32 /*first_column*/, Thread thread)
+  FLASHGEN_DEVICE RightEightBitTransposed(Slice slice, i32 /*first_column*/, Thread thread)
       : cursor(origin_of(slice), thread.lane & 15, 0) {}
   FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
     u32 words[2];
@@ -29,15 +29,16 @@ struct EightBitKeys {
     for (i32 i = 0; i < 2; ++i)
       to_halves<by_instruction>(typename Slice::Element{}, words[i], pair[i].words[0], pair[i].words[1]);
   }
+  // Not called: a product has an even number of blocks.
   FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
 };
 
 // Values as that of P V. A lane gets columns 2u and 2u + 1 of two keys, u = lane / 4: one for either block.
 template <class Slice, bool by_instruction>
-struct EightBitValues {
+struct RightEightBitRows {
   Cursor<Slice> cursor;
 
-  FLASHGEN_DEVICE EightBitValues(Slice slice, i32 /*first_column*/, Thread thread)
+  FLASHGEN_DEVICE RightEightBitRows(Slice slice, i32 /*first_column*/, Thread thread)
       : cursor(origin_of(slice), thread.lane & 15, 0) {}
   FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
     u32 words[2];
@@ -49,6 +50,7 @@ struct EightBitValues {
       to_halves<by_instruction>(typename Slice::Element{}, by_column, pair[0].words[i], pair[1].words[i]);
     }
   }
+  // Not called, either.
   FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
 };
 
@@ -64,7 +66,7 @@ struct HeadScales {
 
     template <i32 blocks, class Queries>
     FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
-      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
+      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.product_scale[h]; });
     }
     template <class Scores>
     FLASHGEN_DEVICE void add_log_v_scales(Scores&) const {}
@@ -83,10 +85,12 @@ struct HeadScales {
   FLASHGEN_DEVICE float output_scale() const { return v; }
 };
 
-// Numbers of the page that a key lies in. They arrive in shared memory with the keys, at `offset`.
+// A number for each page, for the keys and for the values in it. They arrive in shared memory with the keys,
+// at `offset`.
 //
-// A value's scale v is a factor of its row of P. Exponentials of raised logits s + log(v) have it, whatever
-// its size. The row's sum is one of exponentials of s, so it takes those divided by v.
+// A value's scale v is a factor of its column of P. Adding log(v) to the logits puts it into the
+// exponentials, whatever its size. The sum of a row must not contain it, so weighted_sum() divides it out
+// again.
 template <u32 offset>
 struct PageScales {
   const float* k;
@@ -103,7 +107,7 @@ struct PageScales {
     template <class Queries>
     FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
       for_each_score(scores, [&](float& s, i32 h, i32 column) {
-        s *= k[column / 8].values[column % 2] * queries.back[h];
+        s *= k[column / 8].values[column % 2] * queries.product_scale[h];
       });
     }
     FLASHGEN_DEVICE void add_log_v_scales(Accumulator<1, blocks>& logits) const {
@@ -155,8 +159,8 @@ struct EightBitElement {
   static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
   using KSlice = SharedTile<E, kSliceKeys, dim>;
   using VSlice = SharedTile<E, kSliceKeys, dim_v>;
-  using Keys = EightBitKeys<KSlice, by_instruction>;
-  using Values = EightBitValues<VSlice, by_instruction>;
+  using Keys = RightEightBitTransposed<KSlice, by_instruction>;
+  using Values = RightEightBitRows<VSlice, by_instruction>;
   using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;
 
   Scales scales;

@@ -4,8 +4,8 @@
 //
 // An item is a tile of query rows of one key/value head of one sequence (rows.cuh), up to 64 query heads.
 // O is too wide for the registers of one warp, so the warps of a thread block split the columns of V between
-// them. All warps need all of S for that. Each computes it for 16 rows and some keys, and they exchange it
-// through shared memory:
+// them. All warps need all of P for that. Each computes S and P for 16 rows and some keys, and leaves P in
+// shared memory:
 //
 //     wait for the tile     copies of a later tile start     S = Q K^T + Qv V^T     O += P V
 //
@@ -236,7 +236,7 @@ struct LatentMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- What the block computes of an item
+  // ---- What the thread block computes of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     Output out;

@@ -19,8 +19,8 @@ struct RowExchange {
   u32 is_cut[cfg.warps];
 };
 
-// The softmax of a block's rows. Warps that have the scores of the same rows, each for keys of its own, agree
-// on reference maxima through shared memory.
+// The softmax of a thread block's rows. Warps that have the scores of the same rows, each for keys of its
+// own, agree on reference maxima through shared memory.
 template <DecodeConfig cfg, class Logits>
 struct LatentSoftmax : LaneSoftmax<Logits> {
   using Exchange = RowExchange<cfg>;
@@ -29,7 +29,7 @@ struct LatentSoftmax : LaneSoftmax<Logits> {
   static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
 
   // Raises the reference maxima that lag, and rescales all results. Returns whether the mask cuts through the
-  // tile. All threads of the block call. Each row decides for itself.
+  // tile. All threads of the thread block call. Each row decides for itself.
   template <i32 out_columns>
   FLASHGEN_DEVICE bool raise(const float (&highest)[2], Accumulator<row_blocks, out_columns>& out,
                              Exchange& exchange, bool is_cut, Thread thread) {
@@ -70,7 +70,7 @@ struct LatentSoftmax : LaneSoftmax<Logits> {
     return any_cut != 0;
   }
 
-  // Adds up the sums of all warps. All threads of the block call.
+  // Adds up the sums of all warps. All threads of the thread block call.
   FLASHGEN_DEVICE void finish(RowTotal (&totals)[cfg.tile_q], Exchange& exchange, Thread thread) const {
     const i32 first_row = thread.warp % row_blocks * kRowBlock + thread.row(),
               key_warp = thread.warp / row_blocks;

@@ -192,7 +192,7 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- What the block computes of an item
+  // ---- What the thread block computes of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;

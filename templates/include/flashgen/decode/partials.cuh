@@ -60,17 +60,17 @@ struct PartialIndices {
   FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
     return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
-  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
-  // that a block before it has begun, and of one that it begins itself.
+  // One part of each thread block from `first_block` on. The workspace has room for two parts of a thread
+  // block: of an item that a thread block before it has begun, and of one that it begins itself.
   FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
     return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
   }
   FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
-// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
-// arrived.
+// Whether this thread block is the last of `blocks` to arrive at a counter, which is 0 again after that. All
+// threads that compute call, after a barrier of theirs. Those of the last thread block see what all thread
+// blocks wrote before they arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
   if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;

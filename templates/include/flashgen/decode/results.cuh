@@ -1,4 +1,4 @@
-// From the results of warps, each with keys of its own, to those of a block.
+// From the results of warps, each with keys of its own, to those of a thread block.
 #pragma once
 #include "flashgen/decode/row_results.cuh"
 #include "flashgen/fragments.cuh"

@@ -10,6 +10,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct RowResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 out_blocks = CacheElement::dim_v / 8;
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   using Logits = typename Score::Logits;
 
   const Params& p;
@@ -23,8 +25,8 @@ struct RowResults {
     for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
-  // waits for memory once for many parts.
+  // Merges the parts of an item, in the order of its keys. Each lane loads the totals of its row and its own
+  // columns of several parts at once, so it waits for memory once for all of these.
   FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
@@ -103,8 +105,6 @@ struct RowResults {
   }
 
  private:
-  // Blocks of eight columns that a warp merges.
-  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
   FLASHGEN_DEVICE bool has_block(i32 b) const {
     return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
@@ -112,8 +112,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
-    // parts.
+    // What registers hold, and no more than 17: where 132 thread blocks share eight heads, a head has at most
+    // 17 parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];

@@ -1,17 +1,17 @@
-// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
-// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
-// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
-// other lengths.
+// Which tiles of keys a thread block works on. The host fixes only the number of thread blocks. On the device
+// each thread block counts the work of all sequences from their real lengths, and takes an equal share of it:
+// a run of consecutive units, of one item after another. So ragged batches balance, and a graph can be
+// replayed with other lengths.
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
-// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// Units are ordered by key/value head, then by sequence, so one thread block does not get all heads of a
+// short sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
 // `item_tiles` extra units.
 //
-// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
-// tiles of rows. "Block" below is a team where there are any.
+// Units are shared out to teams of thread blocks (team.cuh). The thread blocks of a team have the same units,
+// for other tiles of rows. "Thread block" below is a team where there are any.
 #pragma once
 #include "flashgen/decode/rows.cuh"
 #include "flashgen/decode/team.cuh"
@@ -24,9 +24,9 @@ FLASHGEN_DEVICE i32 extra_units(const Params& p) {
   return p.part_tiles == 0 ? cfg.item_tiles : 0;
 }
 
-// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
-// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
-// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a thread block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts
+// of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is
+// least where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -72,7 +72,7 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE i32 begin(i32 block) const {
     return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
   }
-  // The block that owns a unit.
+  // The thread block that owns a unit.
   FLASHGEN_DEVICE i32 owner(i32 unit) const {
     return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
   }
@@ -81,8 +81,8 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
 };
 
-// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
-// item's first unit is number `first_unit`.
+// What a thread block computes next: the units from `begin` to `end` of an item. Among those of all items,
+// the item's first unit is number `first_unit`.
 struct alignas(16) Assignment {
   bool exists;
   DecodeItem item;
@@ -92,8 +92,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
-// same place: `unit` counts those of one head of one sequence.
+// Where a thread block is in its work. `at` and `end` are numbers of units of all items. The other fields
+// name the same place: `unit` counts those of one head of one sequence.
 struct WorkCursor {
   i32 at;
   i32 end;
@@ -119,7 +119,7 @@ struct WorkCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are left, so the next block starts the item.
+      // Only extra units of this item are left, so the next thread block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -127,7 +127,7 @@ struct WorkCursor {
               larger(begin - extra, 0),
               begin + count - extra,
               first_unit};
-      // The last tiles of rows may be fewer than the blocks of a team.
+      // The last tiles of rows may be fewer than the thread blocks of a team.
       if constexpr (requires { p.team; }) {
         if (next.item.rows <= 0) continue;
       }
@@ -137,8 +137,8 @@ struct WorkCursor {
   }
 };
 
-// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
-// runs it.
+// The scheduler of a thread block. It lives in shared memory, because no registers are left for it, and one
+// thread runs it.
 template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
@@ -189,7 +189,7 @@ struct DecodeScheduler {
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The block's work begins among this thread's sequences.
+      // The thread block's work begins among this thread's sequences.
       for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;

@@ -1,5 +1,5 @@
-// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
-// device memory, and the others find it in L2.
+// Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
+// from device memory, and the others find it in L2.
 #pragma once
 #include "flashgen/element.cuh"
 
@@ -7,10 +7,10 @@ namespace flashgen {
 
 struct Team {
   i32 size;
-  // This block's number in its team.
+  // This thread block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one thread block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -28,10 +28,11 @@ struct Team {
       return tiles;
     }
   }
-  // This block's team, and how many there are. Blocks that are left over get no work.
+  // This thread block's team, and how many there are. Thread blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  // The thread block or tile number `index` of this thread block, where the thread blocks of a team take
+  // turns.
   FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 

@@ -7,7 +7,7 @@ namespace flashgen {
 
 // Puts 0 for the pairs that are left out; the tile's rows are queries from first_q on, its columns keys from
 // first_key on, both multiples of 16. All threads of the block call it. Each draws for four times two
-// neighbours of a block of 16 x 16 pairs, as the lanes of other kernels do. If `keeps_nan`, a NaN stays: O of
+// neighbors of a block of 16 x 16 pairs, as the lanes of other kernels do. If `keeps_nan`, a NaN stays: O of
 // a row whose sum is NaN is NaN, whichever of its pairs are left out.
 template <i32 threads, bool keeps_nan, class Tile>
 FLASHGEN_DEVICE void drop_pairs(Tile tile, const Dropout& dropout, i32 first_q, i32 first_key,

@@ -41,7 +41,7 @@ FLASHGEN_DEVICE Matrix<T> scores_of(T* data, const Params& p, i32 sequence, i32 
   return {data + first_row * p.score_pitch, p.score_pitch, p.len_q, p.score_pitch};
 }
 
-// Two neighbours of a row, read with one load ...
+// Two neighbors of a row, read with one load ...
 template <class T>
 struct alignas(2 * sizeof(T)) Two {
   T values[2];
@@ -207,7 +207,7 @@ struct Product {
 };
 
 // Calls visit(row, pairs) for each row of which a lane holds some of its warp's sums. `pairs(each)` calls
-// each(column, values) for each two neighbours.
+// each(column, values) for each two neighbors.
 template <class Share, class Visit>
 FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, const Visit& visit) {
   const i32 row = Share::row(thread.warp) + thread.row(),
@@ -224,7 +224,7 @@ FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, co
   }
 }
 
-// Calls visit(row, column, values) for each two neighbours of a row.
+// Calls visit(row, column, values) for each two neighbors of a row.
 template <class Share, class Visit>
 FLASHGEN_DEVICE void visit_pairs(typename Share::Product& sums, Thread thread, const Visit& visit) {
   visit_rows<Share>(sums, thread, [&](i32 row, const auto& pairs) {

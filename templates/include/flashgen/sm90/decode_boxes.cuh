@@ -16,9 +16,12 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
   // No page outside these keys is read: it may belong to another sequence by now.
   const VisitedTiles<cfg, Mask, Params> visits{p};
   const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
-  const i32 of_lane = sharing * thread.lane + own;
-  const bool has_box = of_lane < boxes.count();
-  const i32 own_bytes = ((boxes.count() + sharing - 1 - own) / sharing << boxes.shift) * row_bytes;
+  // This warp has the boxes own, own + sharing, ..., and of these this lane has the first_box and each 32nd
+  // after it.
+  const i32 first_box = sharing * thread.lane + own;
+  const bool has_box = first_box < boxes.count();
+  const i32 own_boxes = (boxes.count() + sharing - 1 - own) / sharing,
+            own_bytes = (own_boxes << boxes.shift) * row_bytes;
   const auto visited = visits.visited_by(item);
   Walk<Mask::has_holes> walk(tiles);
   const auto box_of = [&](i32 tile, i32 index) {
@@ -27,7 +30,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
   BoxCoordinates next = {};
   const auto find_next = [&]() {
     walk.advance(thread, visited);
-    if (!walk.over() && has_box) next = box_of(walk.tile, of_lane);
+    if (!walk.over() && has_box) next = box_of(walk.tile, first_box);
   };
   find_next();
 #pragma unroll 1
@@ -45,7 +48,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
     if constexpr (paged && cfg.tile_kv > sharing * kWarpSize) {
       // A page with an odd number of rows has boxes of one row each: more than these warps have lanes.
 #pragma unroll 1
-      for (i32 i = of_lane + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
+      for (i32 i = first_box + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
         load(at, box_of(tile, i));
     }
   }

@@ -151,7 +151,7 @@ struct DecodeSm90Mainloop {
       Softmax softmax;
       start_queries<cfg>(q_tile(), QueryRows<T>::of(p, assigned.item), p, assigned.item, cfg.head_dim,
                          thread);
-      // The copies take longer than this.
+      // Meanwhile: the copies take longer than finding the next assignment.
       if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
       has_fetched = true;
       attend(out, softmax, assigned.item, tiles);

@@ -71,7 +71,7 @@ FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::E
   cp_async_commit();
 }
 
-// Waits for all of them, on behalf of the products.
+// Waits until the rows of Q have arrived, and makes them visible to wgmma.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void await_queries() {
   cp_async_wait<0>();

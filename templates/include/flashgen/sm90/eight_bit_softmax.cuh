@@ -6,11 +6,11 @@
 // this one becomes 2^kLargestPower. Exponentials, sums and O are then multiplied by the same factor. Most
 // blocks need none of it.
 //
-// Of a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
+// In a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
 // the exponentials are computed, which costs less.
 //
-// What raises a row's reference maximum depends on places and on the row alone. So a row has the same bits
-// whatever the other rows of its warp hold, and whether its tile is careful.
+// What raises a row's reference maximum depends only on the row and on where its blocks lie. So a row has the
+// same bits whatever the other rows of its warp hold, and whether its tile is careful.
 #pragma once
 #include "flashgen/primitives_eight_bits.cuh"
 #include "flashgen/sm90/row_softmax.cuh"
@@ -21,6 +21,7 @@ namespace flashgen {
 constexpr float kLargestPower = 7.0f;
 template <>
 constexpr float kHeadroom<e4m3_t> = -kLargestPower;
+// A running maximum needs no room above it.
 template <>
 constexpr float kRunningHeadroom<e4m3_t> = -8.0f;
 template <>

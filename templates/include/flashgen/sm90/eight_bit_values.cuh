@@ -5,9 +5,9 @@
 // write key 8b + 2t + e to place 4t + 2b + e, for b, e < 2 and t < 4. Lane t of a row then has the
 // probabilities of its places in registers of its own, so that packing them needs no shuffles.
 //
-// The tensor cores accumulate products of 8 bits with about 14 bits. So the product of each block is a sum of
-// its own, which is added to O in float32 and there multiplied by the block's scale. Where the
-// registers do not suffice for all columns, it is computed in parts, which share accumulators.
+// The tensor cores accumulate 8-bit products with about 14 bits. So the product of each block is a sum of its
+// own, which is added to O in float32 and there multiplied by the block's scale. Where the registers do not
+// suffice for all columns, it is computed in parts, which share accumulators.
 //
 // `part_columns`: columns of O that one product has. `overlaps`: whether S of the next step is computed
 // meanwhile. If not, S and the product share registers.
@@ -161,7 +161,7 @@ struct EightBitValues {
     }
   }
 
-  // Issues P V^T for part of the columns of V, whose rows of V^T come first in `v`.
+  // Issues P V for some columns of V. `v` is V^T from the row of the first of these columns on.
   FLASHGEN_DEVICE static void issue_part(Product& product, const Probabilities& probabilities, Operand v) {
     const MatrixDescriptor right = v.by_columns();
     const auto b = [&](i32 step) { return right.advanced(Operand::along_columns(step)); };

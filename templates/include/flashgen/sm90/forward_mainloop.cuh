@@ -66,7 +66,8 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    Factors factors;  // of the newest step
+    // Of the step whose S was issued last. If they do not differ by block: of the newest tile.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -133,11 +134,12 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    FLASHGEN_DEVICE void release_k(const Step& step) {
+    // S is complete: K may be overwritten, and after a tile's last step Q, too.
+    FLASHGEN_DEVICE void release_qk(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
       if (step.is_last()) {
@@ -148,6 +150,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -169,7 +175,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_k(step);
+      release_qk(step);
       const Logits logits = Score::logits(p, factors.logits);
       Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
                                          thread);
@@ -185,7 +191,8 @@ struct ForwardMainloop {
       return rescales;
     }
 
-    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    // Rounds exponentials to P, and scales them down before if they are too large. Returns whether O must be
+    // multiplied by softmax.scores_scale: `rescales`, or true if it scaled any.
     FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
       if constexpr (Values::has_range) {
         return softmax.round_in_range(scores, Score::logits(p, factors.logits), rescales,
@@ -243,7 +250,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
       while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
-        release_k(step);
+        release_qk(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
@@ -270,7 +277,7 @@ struct ForwardMainloop {
         while (continues()) {
           overlap(probabilities, others);
           if (!continues()) {
-            copy_operands(probabilities, others, p.len_q);
+            copy_operands(probabilities, others, /*not_negative=*/p.len_q);
             break;
           }
           overlap(others, probabilities);
@@ -279,8 +286,9 @@ struct ForwardMainloop {
         while (continues()) overlap(probabilities, probabilities);
       }
     }
-    FLASHGEN_DEVICE void wait_qk(bool is_first) {
-      if (is_first) shared.q_ring().wait_full(q_at);
+    // `may_begin_tile`: Q may not have arrived yet.
+    FLASHGEN_DEVICE void wait_qk(bool may_begin_tile) {
+      if (may_begin_tile) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step, overlapping nothing.
@@ -293,6 +301,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       if constexpr (Values::has_range) rescales = round(probabilities, rescales);
       if (rescales) scale_rows(out, softmax.scores_scale);
       if constexpr (!Values::has_range) round(probabilities, rescales);
@@ -321,22 +330,23 @@ struct ForwardMainloop {
       if constexpr (Values::has_two_operands) {
         wgmma_wait<1>();
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
-        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                  shared.start);
+        wgmma_compute_before_wait(next_probabilities,
+                                  /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
         const u32 sums[1][4] = {{bits_of(softmax.rows.sum[0]), bits_of(softmax.rows.sum[1]), 0, 0}};
-        wgmma_compute_before_wait(sums, softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        wgmma_compute_before_wait(sums, /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1],
+                                  shared.start);
         // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
         rescales = round(next_probabilities, rescales);
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else {
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       }
       if (step.is_last()) {
@@ -344,10 +354,6 @@ struct ForwardMainloop {
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

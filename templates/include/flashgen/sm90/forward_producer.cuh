@@ -76,9 +76,9 @@ struct ForwardShared {
   }
 };
 
-// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
-// pages, which all lanes start.
+// The producer: a warp that loads Q, K and V. Only the elected lane waits for empty slots: another lane could
+// arrive so late that it misses a phase. The elected lane also starts all copies, except those of pages,
+// which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -155,6 +155,7 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     load_v(tile, pending_block);
+    // That was the last V of its tile, so the announcement of the tile is no longer needed.
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }

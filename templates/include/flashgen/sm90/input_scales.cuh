@@ -1,11 +1,11 @@
 // What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 #pragma once
-#include "flashgen/logit_factor.cuh"
+#include "flashgen/scales.cuh"
 #include "flashgen/sequence.cuh"
 
 namespace flashgen {
 
-// Numbers of 16 bits have no scales.
+// 16-bit inputs have no scales.
 struct NoScales {
   struct Factors {
     static constexpr float logits = 1.0f;
@@ -47,7 +47,7 @@ struct InputScales {
         input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
     return {logit_factor(of_q, of_k), of_v};
   }
-  // What O is multiplied by besides.
+  // What O is multiplied by at the end.
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
 };
 template <>

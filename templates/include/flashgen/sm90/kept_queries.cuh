@@ -12,8 +12,8 @@ constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
 
 // A bit for each of a lane's pairs: of even queries in the low half of a word, of odd ones above.
 //
-// One call of Philox serves neighbouring keys k and k + 1, but not neighbouring queries (dropout.cuh). Here a
-// lane holds neighbouring queries and only one of the two keys. So of two lanes with neighbouring keys, one
+// One call of Philox serves neighboring keys k and k + 1, but not neighboring queries (dropout.cuh). Here a
+// lane holds neighboring queries and only one of the two keys. So of two lanes with neighboring keys, one
 // draws for even queries and the other one for odd ones. They exchange halves of words.
 template <i32 queries>
 struct KeptQueries {

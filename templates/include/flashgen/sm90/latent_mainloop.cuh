@@ -50,8 +50,9 @@ struct LatentSm90Mainloop {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
     RowTotal totals[kWarpgroupRows];
-    // The reference maxima of each row after a tile of either warpgroup, and each warpgroup's sums.
-    float reference_max[2][kWarpgroupRows];
+    // By slot of the ring: each row's reference maximum after that tile.
+    float reference_max[cfg.stages][kWarpgroupRows];
+    // By warpgroup.
     float sums[2][kWarpgroupRows];
   };
   static_assert(Smem::kShared + sizeof(Shared) <= Smem::kBytes,
@@ -90,6 +91,7 @@ struct LatentSm90Mainloop {
     k_ring().init(2, kWarpgroupWarps);
     v_ring(0).init(1, kWarpgroupWarps);
     v_ring(1).init(1, kWarpgroupWarps);
+    // Its empty barriers are not used.
     p_ring().init(kWarpgroupWarps, kWarpgroupWarps);
   }
 
@@ -218,27 +220,39 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
+  // Waits for P and V of the other warpgroup's tile, and multiplies O by `factor` if its reference maxima are
+  // higher. Returns V.
+  FLASHGEN_DEVICE VHalf await_other(Output& out, float (&factor)[2], Softmax& softmax, const DecodeItem& item,
+                                    At other) const {
+    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
+    const VHalf v = v_half(other, warpgroup());
+    v_ring(warpgroup()).wait_full(other);
+    return v;
+  }
+  // O += P V of the other warpgroup's tile, and waits for all products.
+  FLASHGEN_DEVICE void multiply_other(Output& out, VHalf v) const {
+    issue_output_from_shared(out, p_tile(), v);
+    wgmma_wait<0>();
+    wgmma_pin(out);
+  }
+
   // O += P V of the other warpgroup's tile. Called while no product is under way.
   FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
     float factor[2];
-    if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-    const VHalf v = v_half(other.at, warpgroup());
-    v_ring(warpgroup()).wait_full(other.at);
+    const VHalf v = await_other(out, factor, softmax, item, other.at);
     if (other.cut && panels_hold_non_finite(v, base, thread)) {
       Rounded<cfg.tile_kv> probabilities;
       load_rounded(probabilities, p_tile(), rows_before(), thread);
       add_careful(out, probabilities, v, item, other.key);
     } else {
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, v);
     }
     v_ring(warpgroup()).release(other.at, thread);
   }
 
-  // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
-  // the other warpgroup's P, which the mask does not cut. ptxas serializes all products if that is a branch
-  // of one loop body, so there are two.
+  // The warpgroup's own tile: S, P, and O += P V. `overlaps`: the other warpgroup's tile is still to be
+  // added, and the mask does not cut it. Then the first part of S overlaps the wait for its P. A template
+  // parameter, because ptxas would serialize all products around a branch at run time.
   template <bool overlaps>
   FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
@@ -246,12 +260,7 @@ struct LatentSm90Mainloop {
     issue_first_scores(strip);
     float factor[2];
     if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-      const VHalf v = v_half(other.at, warpgroup());
-      v_ring(warpgroup()).wait_full(other.at);
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, await_other(out, factor, softmax, item, other.at));
       wgmma_pin(strip);
       v_ring(warpgroup()).release(other.at, thread);
     }
@@ -305,7 +314,8 @@ struct LatentSm90Mainloop {
     if (other.exists) add_other(out, softmax, item, other);
   }
 
-  // Adds up the sums of both warpgroups.
+  // Adds up the sums of both warpgroups. Their reference maxima are the same, because each has followed the
+  // other's last tile.
   FLASHGEN_DEVICE void share_totals(const Softmax& softmax) const {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -333,7 +343,7 @@ struct LatentSm90Mainloop {
                                 p.qv_head};
       start_queries<cfg>(q_tile(), QueryRows<T>::of(p, item), p, item, cfg.head_dim, thread);
       start_queries<cfg>(qv_tile(), latent, p, item, cfg.head_dim_v, thread);
-      // The copies take longer than this.
+      // Meanwhile: the copies take longer than finding the next assignment.
       if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
       has_fetched = true;
       Softmax softmax;

@@ -56,8 +56,9 @@ struct RowSoftmax {
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
-  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
-  // by `scores_scale`.
+  // `growth` powers of two, which changes no bit of other rows. A running maximum lies kRunningHeadroom below
+  // the reference, so that `growth` is minus that. Returns whether the output must be multiplied by
+  // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/,
                                   float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {

@@ -1,4 +1,4 @@
-// Which tiles of queries a block computes again, because their first results cannot be trusted.
+// Which tiles of queries a thread block computes again, because their first results cannot be trusted.
 //
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
@@ -38,7 +38,8 @@ struct TileChecks {
     queued = taken = 0;
   }
 
-  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  // ---- Called by consumer warps: they report whether tile `index` of the thread block failed, and that all
+  // tiles are stored.
   FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
     if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
   }
@@ -47,7 +48,7 @@ struct TileChecks {
     if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
   }
 
-  // ---- All lanes of the scheduler's warp
+  // ---- Called by all lanes of the scheduler's warp
   FLASHGEN_DEVICE void wait_drained(Thread thread) {
     if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
     warp_sync();
@@ -57,7 +58,8 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of that warp
+
+  // ---- Called by one lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
   // The number of a failed tile, once for each; kNoTile if none is left.

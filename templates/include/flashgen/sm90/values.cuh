@@ -1,4 +1,4 @@
-// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
+// O += P V: the Values policy of the mainloop, for 16-bit values. wgmma reads them as TMA wrote them.
 #pragma once
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/sm90/careful_product.cuh"

@@ -1,13 +1,13 @@
 // Prefetching the elements of a captured tensor for a lane's pairs, such as a bias. A lane has two rows of
-// scores, and in each block of eight columns two neighbours.
+// scores, and in each block of eight columns two neighbors.
 #pragma once
 #include "flashgen/expression.cuh"
 
 namespace flashgen {
 
 template <class T, i32 blocks>
-struct Neighbours {
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "two neighbours are one or two words");
+struct Neighbors {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "two neighbors are one or two words");
   static constexpr i32 words = static_cast<i32>(sizeof(T)) / 2;
   u32 bits[2][blocks][words];
 
@@ -39,19 +39,19 @@ struct Neighbours {
   }
 };
 
-// Loads from two rows of `tensor`, whose last dimension is indexed by the column. Two neighbours take one
-// load if they are contiguous and aligned in all rows of the warp. Otherwise each takes a load, with its
-// index clamped to the tensor.
+// Loads from two rows of `tensor`, whose last dimension is indexed by the column. Two neighbors take one load
+// if they are contiguous and aligned in all rows of the warp. Otherwise each takes a load, with its index
+// clamped to the tensor.
 template <i32 blocks, class T, i32 rank>
-FLASHGEN_DEVICE Neighbours<T, blocks> neighbours(const Captured<T, rank>& tensor, const T* first,
-                                                 const T* second, i32 first_column, Thread thread) {
+FLASHGEN_DEVICE Neighbors<T, blocks> neighbors(const Captured<T, rank>& tensor, const T* first,
+                                               const T* second, i32 first_column, Thread thread) {
   const T* const rows[2] = {first, second};
   const i64 stride = tensor.strides[rank - 1];
   const i32 columns = tensor.sizes[rank - 1], column = first_column + thread.column();
   const u64 places =
       reinterpret_cast<u64>(first + first_column) | reinterpret_cast<u64>(second + first_column);
   const bool apart = stride != 1 || first_column + 8 * blocks > columns || places % (2 * sizeof(T)) != 0;
-  Neighbours<T, blocks> found;
+  Neighbors<T, blocks> found;
   if (!warp_any(apart)) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -72,10 +72,10 @@ FLASHGEN_DEVICE Neighbours<T, blocks> neighbours(const Captured<T, rank>& tensor
 }
 
 // The same for transposed scores, whose rows are keys. For each block of eight queries and eight keys a lane
-// loads two neighbouring keys of one query. Shuffles bring them to the lanes that own the pairs.
+// loads two neighboring keys of one query. Shuffles bring them to the lanes that own the pairs.
 template <class T, i32 blocks>
-struct AcrossNeighbours {
-  static_assert(sizeof(T) == 2, "two neighbours are one word");
+struct AcrossNeighbors {
+  static_assert(sizeof(T) == 2, "two neighbors are one word");
   u32 bits[blocks][2];
 
   // The element for score i of the lane's strip. All lanes of a warp must pass the same i.
@@ -88,9 +88,9 @@ struct AcrossNeighbours {
 
 // Loads for the queries from first_q on and sixteen keys. `row_at(q)` is a query's row of `tensor`.
 template <i32 blocks, class T, i32 rank, class RowAt>
-FLASHGEN_DEVICE AcrossNeighbours<T, blocks> across_neighbours(const Captured<T, rank>& tensor,
-                                                              const RowAt& row_at, i32 first_q, i32 first_key,
-                                                              Thread thread) {
+FLASHGEN_DEVICE AcrossNeighbors<T, blocks> across_neighbors(const Captured<T, rank>& tensor,
+                                                            const RowAt& row_at, i32 first_q, i32 first_key,
+                                                            Thread thread) {
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
   // All rows are aligned to two elements if the pointer is and all strides are even.
   u64 steps = reinterpret_cast<u64>(tensor.pointer) / sizeof(T);
@@ -98,7 +98,7 @@ FLASHGEN_DEVICE AcrossNeighbours<T, blocks> across_neighbours(const Captured<T, 
   for (i32 axis = 0; axis < rank - 1; ++axis) steps |= static_cast<u64>(tensor.strides[axis]);
   const bool apart =
       tensor.strides[rank - 1] != 1 || first_key + 16 > tensor.sizes[rank - 1] || steps % 2 != 0;
-  AcrossNeighbours<T, blocks> found;
+  AcrossNeighbors<T, blocks> found;
   if (!apart) {
 #pragma unroll
     for (i32 n = 0; n < blocks; ++n) {
