@@ -27,11 +27,17 @@ _SCHEDULER_BYTES = 1024
 _TOTALS_BYTES = 8 * (16 * _WARPS + ROWS)
 
 
-def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether calls with a cache and few new queries run by this kernel."""
-    if spec.cache is None or spec.cache_dtype is not None or schedule != Schedule():
-        return False
-    return why_not_hopper(spec, schedule, arch, access_bytes, takes_cache=True) is None
+def why_not_decode_by_tma(spec: AttentionSpec, arch: Arch, access_bytes: int) -> str | None:
+    """Why this kernel does not read the cache of a spec, as a clause; None if it does."""
+    if (reason := why_not_hopper(spec, Schedule(), arch, access_bytes, takes_cache=True)) is not None:
+        return reason
+    if spec.cache_dtype is not None:
+        # The products of 8-bit keys are exact in fp16, for which wgmma would need a converted copy in shared memory.
+        return (
+            f"wgmma would read {spec.cache_dtype} keys and values from shared memory, as TMA leaves them there; this "
+            "kernel converts them to fp16 in registers"
+        )
+    return None
 
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
