@@ -32,9 +32,11 @@ def query_scale_values(spec: AttentionSpec, arrays: Sequence[ArrayInfo], q: Arra
     for a in arrays:
         if a.name != Q_SCALE or not a.shape:
             continue
-        heads = _apart(a, -1)
-        each = q.shape[2] // k.shape[2] if a.shape[-1] == q.shape[2] and k.shape[2] else 1
-        values |= {f"{Q_SCALE}_group": heads * each, f"{Q_SCALE}_head": heads if each > 1 else 0}
+        stride, group = _apart(a, -1), 1
+        if a.shape[-1] == q.shape[2] and k.shape[2]:
+            # Query heads that share a head of keys have scales of their own.
+            group = q.shape[2] // k.shape[2]
+        values |= {f"{Q_SCALE}_group": stride * group, f"{Q_SCALE}_head": stride if group > 1 else 0}
         values[f"{Q_SCALE}_row"] = _apart(a, 0) if len(a.shape) == 2 else 0
     return values
 
