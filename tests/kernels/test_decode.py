@@ -320,10 +320,37 @@ def test_the_number_of_new_tokens_decides_which_kernel_runs(name: str) -> None:
     (ran,) = (step.kernel.plan for step in steps if step.kernel.plan.role != "combine")
     assert ran.role == role
     assert role != "decode" or len(steps) == 1
-    if not {"leftpad", "page_size", "splits", "batch_invariant"} & of_call.keys():
+    if of_call.keys() <= {"queries"}:
         explained = fg.explain(spec, q.shape[1], cache.block_table.shape[1] * 16, arch=arch).forward_kernel
         assert explained is not None
         assert explained.name == ran.name
+
+
+@pytest.mark.parametrize(
+    ("fields", "queries", "arch", "role"),
+    [
+        ({}, 3, "sm_80", "decode"),
+        ({}, 3, "sm_90a", "decode"),
+        ({"cache_dtype": "e4m3"}, 3, "sm_90a", "decode"),
+        ({}, 70, "sm_90a", "prefill"),
+        ({"dtype": "e4m3"}, 70, "sm_90a", "prefill"),
+    ],
+)
+def test_pages_before_a_window_need_not_exist(fields: dict[str, Any], queries: int, arch: str, role: str) -> None:
+    """The forward kernel reads them, where its first tile of keys begins before the window."""
+    spec, kernel = small_kernel(mask=fg.window(100, 0), arch=arch, **fields)
+    call = a_call(seqlens=(300, 90, 700), queries=(queries,) * 3)
+    q, cache, x = arrays_of(spec, call)
+    explained = fg.explain(spec, queries, 700, arch=arch).forward_kernel
+    assert explained is not None
+    assert explained.role == role
+    expected = kernel(q, x["k"], x["v"], cache=cache)
+    for b, length in enumerate(call.seqlens):
+        first = max(length - queries - 100, 0)
+        cache.block_table[b, : first // call.page_size] = 2**31 - 1
+    assert (cache.block_table[:, 0] == 2**31 - 1).sum() == 2
+    found = kernel(q, x["k"], x["v"], cache=cache)
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_one_prepared_call_serves_other_lengths_and_pages() -> None:
