@@ -8,7 +8,7 @@ from flashgen.plan.hopper.forward import why_not, why_not_prefill
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import Schedule
 
-#: Why a plan has a forward kernel beside the kernel prefill.
+#: Why a plan with the kernel prefill also has a forward kernel.
 _BESIDE_PREFILL = (
     "the kernel prefill is; this one takes num_splits, left pads in pages, and pages of a size that is not a multiple "
     "of 8"

@@ -15,7 +15,7 @@ PARTIALS = ("o_partial", "lse_partial")
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 #: What the elements of an 8-bit cache are multiplied by.
 SCALES = ("k_scale", "v_scale")
-#: What 8-bit queries beside it are multiplied by.
+#: What elements of 8-bit queries are multiplied by.
 Q_SCALE = "q_scale"
 #: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
 PREFILL: Role = "prefill"
@@ -108,7 +108,7 @@ def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:
 
 
 def query_scale_params() -> tuple[Param, ...]:
-    """The parameters of a kernel that reads 8-bit queries beside a cache."""
+    """The parameters of a kernel that reads 8-bit queries with a cache."""
     return (
         Param(Q_SCALE, "void*", "const float*", "what elements of q are multiplied by; null: 1"),
         Param(f"{Q_SCALE}_batch", "int64", "i64", "stride between sequences; 0: they share the scale"),
@@ -118,7 +118,7 @@ def query_scale_params() -> tuple[Param, ...]:
 
 
 def with_cache_scales(table: ParamTable, spec: AttentionSpec) -> ParamTable:
-    """The parameters of a forward kernel for 8-bit queries beside a cache, whose O has another type."""
+    """The parameters of a forward kernel for 8-bit queries with a cache, whose O has another type."""
     own = [replace(p, declared="out_t*") if p.name == "o" else p for p in table.params]
     return ParamTable.widest_first((*own, *scale_params(spec), *query_scale_params()))
 

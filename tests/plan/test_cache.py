@@ -1,4 +1,4 @@
-"""What a plan with a cache has beside the forward kernel."""
+"""What a plan with a cache has besides the forward kernel."""
 
 from __future__ import annotations
 

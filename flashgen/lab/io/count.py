@@ -38,7 +38,7 @@ _COLUMNS = ("kernel", "array", "read: model", "counted", "written: model", "coun
 
 @dataclass(frozen=True, slots=True)
 class IOCount:
-    """What was modelled and what was counted, kernel by kernel; ``str()`` draws them side by side."""
+    """What was modeled and what was counted, kernel by kernel; ``str()`` draws them side by side."""
 
     sizes: Sizes
     model: AlgorithmIO

@@ -46,7 +46,7 @@ def io_model(
     of each algorithm, from the tiles, passes and workspaces of their plans: :func:`count_io` agrees with those.
 
     ``len_kv`` is by default ``len_q``, and ``heads_kv`` is ``heads``. ``sram`` is the on-chip memory of a block in
-    bytes, M of the papers, by default the most that ``arch`` gives one. No cache of the GPU is modelled: whatever a
+    bytes, M of the papers, by default the most that ``arch`` gives one. No cache of the GPU is modeled: whatever a
     block reads twice counts twice.
 
     With a cache of keys and values, all sequences have ``len_kv`` keys in it. Few new tokens use the decode kernel,

@@ -10,7 +10,7 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Rows of a warpgroup's product, and its threads.
 ROWS = 64
 WARPGROUP = 128
-#: Bytes of a row of a panel, which is one swizzled row of shared memory, and columns of 16 bits.
+#: Bytes of a row of a panel, which is one swizzled row of shared memory, and its columns of 16-bit numbers.
 PANEL_BYTES = 128
 PANEL = 64
 #: Bytes that TMA aligns rows to.
