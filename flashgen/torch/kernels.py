@@ -27,7 +27,7 @@ _DTYPES = (*_HALVES, torch.float32)
 EIGHT_BITS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 #: The one that queries may have.
 EIGHT_BIT_INPUTS = torch.float8_e4m3fn
-#: Calls with so few queries and so many keys, or more extreme ones, use the decode kernel. With fewer keys a call takes
+#: The decode kernel runs calls with so few queries and so many keys, or more extreme ones. With fewer keys a call takes
 #: no longer than its launch.
 _FEW_QUERIES, _MANY_KEYS = 16, 256
 #: The cache of such a call.
