@@ -130,6 +130,7 @@ def test_a_mask_alone_has_no_decode_kernel() -> None:
         (("--cache-dtype", "e4m3"), "--cache-dtype is for --decode; add it, or leave it out"),
         (("--page-size", "16"), "--page-size is for --decode"),
         (("--window", "16"), "--window is for --decode"),
+        (("--ragged",), "--ragged is for --decode"),
         (("--decode", "--page-scales"), "--page-scales needs an 8-bit cache"),
         (("--decode", "--page-size", "0"), "--page-size 0 is out of range"),
         (("--decode", "--cache-dtype", "e3m4"), "--cache-dtype 'e3m4' is unknown"),

@@ -41,11 +41,20 @@ class Case:
     page_scales: bool = False
     #: How many keys before its own position a query attends to; None: all.
     window: int | None = None
+    #: Whether the caches of sequences are full up to even shares of ``len``; the last one is full.
+    ragged: bool = False
 
     @property
     def is_decode(self) -> bool:
         """Whether keys and values are a cache."""
         return self.new_tokens > 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        if not self.ragged:
+            return (self.len,) * self.batch
+        return tuple(max(self.queries, -(-self.len * (i + 1) // self.batch)) for i in range(self.batch))
 
     @property
     def queries(self) -> int:
@@ -74,7 +83,7 @@ class Case:
     def pairs(self) -> float:
         """Pairs of a query and a key. A causal mask halves them, as in FlashAttention's papers."""
         share = 0.5 if self.causal and not self.is_decode else 1.0
-        return float(self.queries) * self._read_keys * self.heads * self.batch * share
+        return float(self.queries) * self._read_keys * self.heads * share
 
     @property
     def flops(self) -> float:
@@ -86,7 +95,7 @@ class Case:
         """Bytes of Q, K and V, and backward also of O, dO and L."""
         array = self.batch * self.queries * self.heads * self.head_dim * DTYPES[self.dtype].bytes
         if self.pass_ == "forward":
-            return array + self._kv_bytes(self.len)
+            return array + self._kv_bytes(self.batch * self.len)
         return 5 * array + 4 * self.batch * self.len * self.heads
 
     @property
@@ -103,11 +112,12 @@ class Case:
 
     @property
     def _read_keys(self) -> int:
-        """Keys of a sequence that some query attends to."""
-        return self.len if self.window is None else min(self.len, self.window + self.queries)
+        """Keys of all sequences that some query attends to."""
+        most = self.len if self.window is None else self.window + self.queries
+        return sum(min(length, most) for length in self.lengths)
 
     def _kv_bytes(self, keys: int) -> int:
-        return 2 * self.batch * keys * self.kv_heads * self.head_dim * DTYPES[self.dtype].bytes
+        return 2 * keys * self.kv_heads * self.head_dim * DTYPES[self.dtype].bytes
 
     @property
     def mask(self) -> str:
@@ -121,6 +131,7 @@ class Case:
         """The case without its length, batch size and heads."""
         tokens = f", {self.new_tokens} new tokens, H={self.heads}/{self.kv_heads}" if self.is_decode else ""
         dtype = self.dtype if self.cache_dtype is None else f"{self.dtype}, cache of {self.cache_dtype}"
+        tokens += ", ragged" if self.ragged else ""
         dtype += ", scales of pages" if self.page_scales else ""
         return f"{'decode' if self.is_decode else self.pass_}, {dtype}, D={self.head_dim}, {self.mask}{tokens}"
 

@@ -70,12 +70,13 @@ def decode_cases(
     page_size: int = 64,
     page_scales: bool = False,
     window: int | None = None,
+    ragged: bool = False,
 ) -> tuple[Case, ...]:
     """Steps that generate, with so many keys in the cache of each of ``batch`` sequences, by default 64.
 
     By default there are 32 heads, and a fourth as many of keys. With ``cache_dtype`` flashgen's cache is in 8 bits,
     and with ``page_scales`` each page of it has scales. Each query attends to ``window`` keys before its own position,
-    by default to all.
+    by default to all. With ``ragged`` the caches are full up to even shares of the length.
     """
     heads = 32 if heads is None else heads
     heads_kv = max(1, heads // 4) if heads_kv is None else heads_kv
@@ -96,7 +97,7 @@ def decode_cases(
     # The one new token attends to all keys, which libraries without masks can do.
     found = tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
     of_cache: dict[str, Any] = {"cache_dtype": cache_dtype, "page_size": page_size, "page_scales": page_scales}
-    made = tuple(replace(case, window=window, **of_cache) for case in found)
+    made = tuple(replace(case, window=window, ragged=ragged, **of_cache) for case in found)
     for case in made:
         try:
             case.spec_with("paged")

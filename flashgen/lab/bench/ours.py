@@ -53,7 +53,7 @@ def _decode(kind: CacheKind, arch: Arch | None, case: Case, inputs: Inputs, devi
             table = device.put(order.reshape(case.batch, each))
             scales = device.put(np.ones(len(order), np.float32)) if case.page_scales else None
         k, v = device.put(k), device.put(v)
-    lengths = device.put(np.full(case.batch, case.len, np.int32))
+    lengths = device.put(np.array(case.lengths, np.int32))
     cache = KVCache(lengths, block_table=table, k_scale=scales, v_scale=scales)
     return lambda: kernel(inputs.q, k, v, cache=cache)[:1]
 

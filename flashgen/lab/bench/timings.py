@@ -57,6 +57,7 @@ class Row:
             "page_size": c.page_size if c.is_decode else None,
             "page_scales": c.page_scales,
             "window": c.window,
+            "ragged": c.ragged,
             "gbps": self.gbps,
             "ms": self.timing.ms,
             "tflops": self.tflops,

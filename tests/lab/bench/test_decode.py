@@ -79,6 +79,19 @@ def test_pages_may_have_any_size_and_scales_and_a_window_reads_its_own_keys(new_
     assert (found["page_size"], found["page_scales"], found["window"]) == (7, True, 30)
 
 
+def test_ragged_caches_are_full_up_to_even_shares() -> None:
+    (case,) = decode_cases((70,), (16,), dtype="fp16", new_tokens=3, ragged=True, batch=4, heads=4, heads_kv=2)
+    assert case.lengths == (18, 35, 53, 70)
+    timings = time_attention((case,), decoders(), HostDevice(), effort=Effort(1, 1.0))
+    assert not timings.wrong, str(timings)
+    assert "ragged" in case.title
+    for row in timings.rows:
+        assert row.gbps == pytest.approx(2 * (18 + 35 + 53 + 70) * 2 * 16 * 2 / row.timing.ms / 1e6)
+        assert row.as_dict()["ragged"]
+    (short,) = decode_cases((3,), (16,), dtype="fp16", new_tokens=2, ragged=True, batch=3, heads=2)
+    assert short.lengths == (2, 2, 3)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(("new_tokens", "window"), [(1, None), (3, None), (1, 20)])
 def test_peers_attend_to_the_same_keys(new_tokens: int, window: int | None) -> None:
@@ -87,10 +100,12 @@ def test_peers_attend_to_the_same_keys(new_tokens: int, window: int | None) -> N
     device = HostDevice()
     device.put = torch.from_numpy  # type: ignore[method-assign]
     device.get = lambda tensor: tensor.detach().numpy()  # type: ignore[method-assign]
-    cases = decode_cases((40,), (16,), dtype="fp32", new_tokens=new_tokens, window=window, **SIZES)
+    (case,) = decode_cases((40,), (16,), dtype="fp32", new_tokens=new_tokens, window=window, **SIZES)
+    cases = (case, replace(case, ragged=True))
     timings = time_attention(cases, peers(("torch-math",)), device, effort=Effort(1, 1.0))
     assert not timings.wrong, str(timings)
     assert len(timings.rows) == (new_tokens == 1 and window is None)
+    assert "it has no lengths of sequences" in timings.skipped[-1].reason
     if window:
         assert "it has no windows" in timings.skipped[0].reason
     elif new_tokens > 1:

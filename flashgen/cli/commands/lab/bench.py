@@ -84,6 +84,10 @@ def bench(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    ragged: Annotated[
+        bool,
+        Option("--ragged", help="With --decode: caches are full up to even shares of a length.", rich_help_panel=WHAT),
+    ] = False,
     backward: Annotated[bool, Option("--backward", help="Time the backward pass, too.", rich_help_panel=WHAT)] = False,
     batch: Annotated[
         int | None,
@@ -127,6 +131,7 @@ def bench(
         "--page-size": page_size is not None,
         "--page-scales": page_scales,
         "--window": window is not None,
+        "--ragged": ragged,
     }
     if not decode and any(of_steps.values()):
         name = next(name for name, given in of_steps.items() if given)
@@ -138,7 +143,7 @@ def bench(
         how: dict[str, Any] = {"dtype": dtype, "batch": batch, "heads": heads}
         if decode:
             how |= {"new_tokens": new_tokens, "heads_kv": heads_kv, "cache_dtype": cache_dtype, "window": window}
-            how |= {"page_size": 64 if page_size is None else page_size, "page_scales": page_scales}
+            how |= {"page_size": 64 if page_size is None else page_size, "page_scales": page_scales, "ragged": ragged}
             wanted = decode_cases(*sizes, **how)
         else:
             how["masks"] = [word.strip() for word in masks.split(",")]
