@@ -171,7 +171,8 @@ def test_it_is_drawn() -> None:
         ({"head_dim": 80}, "sm_90a", "FlashAttention-3", None),
         ({"head_dim": 84}, "sm_90a", "FlashAttention-2", "head dims must be multiples of 8"),
         ({"dropout": True, "varlen": True}, "sm_90a", "FlashAttention-3", None),
-        ({"cache": "paged", "direction": "forward"}, "sm_90a", "FlashAttention-2", "it takes no cache of keys"),
+        ({"cache": "paged", "direction": "forward"}, "sm_90a", "FlashAttention-3", None),
+        ({"cache": "paged", "direction": "forward", "dtype": "fp32"}, "sm_90a", "FlashAttention-2", "dtype is 'fp32'"),
         ({}, "sm_90", "FlashAttention-2", "it needs sm_90a, and this is sm_90"),
         ({}, "sm_80", "FlashAttention-2", None),
         ({}, "sm_100a", "FlashAttention-2", None),
@@ -189,6 +190,87 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
     else:
         assert reason in found.as_dict()["why_not_fa3"]
         assert f"\n        not FlashAttention-3: {found.why_not_fa3}\n" in str(found)
+
+
+EIGHT_BITS = {"dtype": "e4m3", "cache_dtype": "e4m3"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "arch", "len_q", "role", "algorithm", "words"),
+    [
+        ({}, "sm_90a", 512, "prefill", "FlashAttention-3", ()),
+        ({}, "sm_90a", 1, "decode", "Flash-Decoding", ()),
+        ({}, "sm_80", 512, "forward", "FlashAttention-2", ()),
+        (EIGHT_BITS, "sm_90a", 512, "prefill", "FlashAttention-3", ()),
+        (EIGHT_BITS, "sm_90a", 8, "decode", "Flash-Decoding", ("not by wgmma and TMA: wgmma would read e4m3",)),
+        (
+            {"cache_dtype": "e4m3"},
+            "sm_90a",
+            512,
+            "decode",
+            "Flash-Decoding",
+            (
+                "not by wgmma and TMA",
+                "prompts are not for FlashAttention-3: it multiplies queries and keys of one dtype",
+            ),
+        ),
+    ],
+)
+def test_with_a_cache_it_explains_the_kernel_that_the_lengths_choose(
+    fields: dict[str, Any], arch: str, len_q: int, role: str, algorithm: str, words: tuple[str, ...]
+) -> None:
+    spec = fg.AttentionSpec(128, direction="forward", cache="paged", **fields)
+    found = fg.explain(spec, len_q, 4096, arch=arch)
+    kernel = plan(spec, None, arch).kernel(role)
+    assert found.forward_kernel == kernel
+    assert (found.algorithm, found.why_not_fa3) == (algorithm, None)
+    assert (found.tile_q, found.tile_kv) == (kernel.constant("tile_q"), kernel.constant("tile_kv"))
+    assert ("kv_bytes" in found.as_dict()) == (role == "decode")
+    text = " ".join(str(found).split())
+    assert all(each in text for each in words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "len_q", "expected"),
+    [
+        (
+            {},
+            512,
+            {
+                "if the assembler has too few registers for the kernel above": "forward",
+                "with num_splits, with a left pad, or with pages of a size that is not a multiple of 8": "forward",
+                "with batch_invariant": "decode",
+                "for arguments that are aligned to 8 bytes": "forward",
+            },
+        ),
+        (
+            {},
+            1,
+            {
+                "if the assembler has too few registers for the kernel above": "forward",
+                "for arguments that are aligned to 8 bytes, and for a left pad": "decode",
+            },
+        ),
+        (
+            EIGHT_BITS,
+            512,
+            {
+                "if the assembler has too few registers for the kernel above": "decode",
+                "with num_splits, with a left pad, or with pages of a size that is not a multiple of 8": "decode",
+                "with batch_invariant": "decode",
+                "for arguments that are aligned to 8 bytes": "decode",
+            },
+        ),
+        (EIGHT_BITS, 1, {}),
+    ],
+)
+def test_kernels_for_other_calls_with_a_cache_are_named(
+    fields: dict[str, Any], len_q: int, expected: dict[str, str]
+) -> None:
+    spec = fg.AttentionSpec(128, direction="forward", cache="paged", **fields)
+    found = fg.explain(spec, len_q, 4096, arch="sm_90a")
+    assert {each.when: each.kernel.role for each in found.fallbacks} == expected
+    assert not any(each.kernel.boxes for each in found.fallbacks if each.when != "with batch_invariant")
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,19 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError, NoGpuError, PlanError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation, Fallback
-from flashgen.plan import KernelPlan, plan
+from flashgen.plan import AttentionPlan, KernelPlan, Problem, plan
 from flashgen.plan.algorithm import why_not_fa3
-from flashgen.plan.fallbacks import fallbacks, for_alignment
+from flashgen.plan.cache import DECODE, PREFILL
+from flashgen.plan.cached_calls import CachedCall, attending_kernel
+from flashgen.plan.fallbacks import access_without_maps, fallbacks, for_alignment
 from flashgen.spec import AttentionSpec, Mask, Schedule
 
 __all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain"]
 
 #: Lengths where neither the caller nor a captured tensor names any.
 DEFAULT_LENGTH = 1024
+#: Calls that no page size and no left pad keeps from any kernel.
+_USUAL = CachedCall()
 #: What is drawn for a kernel without tiles.
 WITHOUT_TILES = (16, 16)
 
@@ -47,8 +51,9 @@ def explain(
     The explanation names the kernels that may take the forward kernel's place. ``captured`` gives tensors by name in
     place of those that the mask was made with.
 
-    ``decode=True`` explains the decode kernel of a spec with a cache: what it reads of each key/value head, and among
-    how many blocks it can split that.
+    With a cache, ``len_q`` and ``len_kv`` decide which kernel a call runs, and that one is explained. ``decode=True``
+    explains the decode kernel for any lengths. For a decode kernel the explanation says what it reads of each key/value
+    head, and among how many blocks it can split that.
     """
     if schedule is not None and not isinstance(schedule, Schedule):
         raise SpecError(f"schedule={show(schedule)} is not a Schedule; write Schedule(tile_q=128), or leave it out")
@@ -58,14 +63,13 @@ def explain(
         )
     arch = get_arch(arch) if arch is not None else _arch_here(spec)
     if decode:
-        kernel: KernelPlan | None = _decode(spec, schedule, arch)
-    else:
-        kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
+        _check_decode(spec, schedule, arch)
+    has_kernels = isinstance(spec, AttentionSpec)
     backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
     main = backward[0] if backward else None
     if not isinstance(spec, AttentionSpec):
         spec = AttentionSpec(64, mask=Mask.of(spec))
-    tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
+    attention = plan(replace(spec, direction="forward"), schedule, arch)
     values = _captured(spec, {} if captured is None else captured)
     sizes = _sizes(spec, values)
     len_q = sizes.get("q", len_kv if is_whole(len_kv, 1, 2**30) else DEFAULT_LENGTH) if len_q is None else len_q
@@ -73,14 +77,16 @@ def explain(
     for name, number, least in (
         ("len_q", len_q, 0),
         ("len_kv", len_kv, 0),
-        ("tile queries", tile_q, 1),
-        ("tile keys", tile_kv, 1),
+        ("tile queries", 1 if tile is None else tile[0], 1),
+        ("tile keys", 1 if tile is None else tile[1], 1),
         ("batch", batch, 0),
         ("head", head, 0),
         ("width", width, 20),
     ):
         if not is_whole(number, least, 2**30):
             raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from {least} to 2**30")
+    kernel = attention.kernel(DECODE) if decode else _attending(attention, len_q, len_kv)
+    tile_q, tile_kv = _tile(kernel) if tile is None else tile
     from flashgen.expr import text
 
     rule = spec.mask.rule
@@ -102,13 +108,13 @@ def explain(
         query_begin=text(rule.query_begin),
         query_end=text(rule.query_end),
         closed=rule.hull_exact,
-        algorithm=kernel.algorithm if kernel else "",
-        why_not_fa3=why_not_fa3(kernel) if kernel and not decode else None,
+        algorithm=kernel.algorithm if has_kernels else "",
+        why_not_fa3=why_not_fa3(kernel) if has_kernels else None,
         backward_algorithm=main.algorithm if main else "",
         backward_why_not_fa3=why_not_fa3(main) if main else None,
-        forward_kernel=kernel,
+        forward_kernel=kernel if has_kernels else None,
         backward_kernels=backward,
-        fallbacks=() if kernel is None or decode else _fallbacks(kernel, spec, schedule, arch),
+        fallbacks=_fallbacks(attention, kernel, len_q, len_kv) if has_kernels and not decode else (),
         width=width,
     )
 
@@ -123,31 +129,48 @@ def _arch_here(spec: object) -> Arch:
         return get_arch((EIGHT_BIT_ARCHS if is_eight_bit else DEFAULT_ARCHS)[0])
 
 
-def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> KernelPlan:
-    """The forward kernel that the plan begins with."""
-    return plan(replace(spec, direction="forward"), schedule, arch).forward
+def _attending(attention: AttentionPlan, len_q: int, len_kv: int, call: CachedCall = _USUAL) -> KernelPlan:
+    """The forward kernel of a call."""
+    if attention.spec.cache is None:
+        return attention.forward
+    return attending_kernel(attention, Problem(1, 1, 1, len_q, len_kv), call)
 
 
-def _decode(spec: object, schedule: Schedule | None, arch: Arch) -> KernelPlan:
-    """The decode kernel of a spec with a cache."""
+def _check_decode(spec: object, schedule: Schedule | None, arch: Arch) -> None:
+    """ArgumentError for what has no decode kernel."""
     attention = plan(spec, schedule, arch) if isinstance(spec, AttentionSpec) and spec.cache else None
     if attention is None or not attention.has("decode"):
         raise ArgumentError(
             "decode=True needs a spec that has a decode kernel; use AttentionSpec(cache='paged') or 'contiguous' in "
             "bf16 or fp16, without a schedule, for sm_80 or later"
         )
-    return attention.kernel("decode")
 
 
-def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[Fallback, ...]:
+def _fallbacks(attention: AttentionPlan, kernel: KernelPlan, len_q: int, len_kv: int) -> tuple[Fallback, ...]:
     """The forward kernels that may take this one's place, and when."""
-    attention = plan(replace(spec, direction="forward"), schedule, arch)
-    when = "if the assembler has too few registers for the kernel above"
-    found = [Fallback(when, each.forward) for each in fallbacks(attention) if each.forward != kernel]
+    found = []
+
+    def add(when: str, other: KernelPlan) -> None:
+        if other != kernel and Fallback(when, other) not in found:
+            found.append(Fallback(when, other))
+
+    for each in fallbacks(attention):
+        add("if the assembler has too few registers for the kernel above", _attending(each, len_q, len_kv))
+    spec = attention.spec
+    if kernel.role == PREFILL:
+        pages = (
+            ", with a left pad, or with pages of a size that is not a multiple of 8" if spec.cache == "paged" else ""
+        )
+        add(f"with num_splits{pages}", _attending(attention, len_q, len_kv, CachedCall(splits=2)))
+        add("with batch_invariant", _attending(attention, len_q, len_kv, CachedCall(batch_invariant=True)))
     if kernel.boxes:
         # The copy engine needs full alignment.
-        unaligned = for_alignment(attention, spec.element.bytes)
-        found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.forward))
+        when, access = "for arguments that are not aligned to 16 bytes", spec.element.bytes
+        if spec.cache:
+            when, access = "for arguments that are aligned to 8 bytes", access_without_maps(attention)
+        if kernel.role == DECODE and spec.cache == "paged":
+            when += ", and for a left pad"
+        add(when, _attending(for_alignment(attention, access), len_q, len_kv))
     return tuple(found)
 
 

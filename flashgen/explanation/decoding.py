@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from flashgen.explanation.drawing import labelled
+from flashgen.explanation.drawing import labeled
 from flashgen.explanation.kinds import EMPTY
 from flashgen.plan.decode.parts import min_units
 
@@ -36,10 +36,10 @@ def decode_lines(numbers: dict[str, int]) -> Iterator[str]:
     if not numbers:
         return
     size = f"at most {numbers['kv_bytes']} bytes of keys and values of a sequence, for each key/value head"
-    yield labelled("reads", size)
-    yield labelled("", "each key once for a tile of rows: new tokens times the query heads that share it")
+    yield labeled("reads", size)
+    yield labeled("", "each key once for a tile of rows: new tokens times the query heads that share it")
     blocks = numbers["most_blocks"]
     one = "one block takes them all"
     if blocks > 1:
         one = f"up to {blocks} blocks share them if so many run at once, and the last one merges"
-    yield labelled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")
+    yield labeled("split", f"{numbers['kv_tiles']} tiles of keys: {one}")

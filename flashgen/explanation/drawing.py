@@ -1,4 +1,4 @@
-"""How an explanation is drawn: labelled lines of one width, and the map of tiles."""
+"""How an explanation is drawn: labeled lines of one width, and the map of tiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _ruler(characters: int, keys: int) -> str:
     return line
 
 
-def labelled(label: str, text: str) -> str:
+def labeled(label: str, text: str) -> str:
     """A line of text behind its label."""
     return f"{label:<{_LABEL}}{text}"
 
@@ -58,7 +58,7 @@ def wrapped(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
     """Texts behind one label, in lines of at most this width."""
     for text in texts:
         for line in textwrap.wrap(text, width - _LABEL, subsequent_indent="  ") or [""]:
-            yield labelled(label, line)
+            yield labeled(label, line)
             label = ""
 
 

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from flashgen.common.html import element, markup
 from flashgen.explanation.decoding import decode_lines, decode_numbers
-from flashgen.explanation.drawing import flop, labelled, percent, text_map, wrapped
+from flashgen.explanation.drawing import flop, labeled, percent, text_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
 from flashgen.explanation.svg import COLORS, Bins, tile_map
 from flashgen.plan.model.choices import choice_lines, choice_plain
@@ -57,7 +57,7 @@ class Explanation:
     query_end: str
     #: Whether those bounds alone find the tiles, forward and backward; otherwise each tile between them is tested.
     closed: bool
-    #: What the forward kernel runs by; empty where only a mask is explained, which has no kernel.
+    #: The algorithm of the forward kernel; empty where only a mask is explained, which has no kernel.
     algorithm: str
     #: Why that is not FlashAttention-3, in a clause; None where it is, or where the GPU is none that has it.
     why_not_fa3: str | None
@@ -162,34 +162,34 @@ class Explanation:
 
     def _work_lines(self) -> Iterator[str]:
         """The mask and the score, and how much of the score matrix is computed."""
-        yield labelled("mask", self.mask)
+        yield labeled("mask", self.mask)
         if self.score:
-            yield labelled("score", self.score)
+            yield labeled("score", self.score)
         rows, columns = self.kinds.shape
-        yield labelled("tiles", f"{rows} x {columns} of {self.tile_q} queries by {self.tile_kv} keys")
+        yield labeled("tiles", f"{rows} x {columns} of {self.tile_q} queries by {self.tile_kv} keys")
         where = f"batch {self.batch}, head {self.head}"
-        yield labelled("", f"{where}, {self.len_q} queries, {self.len_kv} keys")
+        yield labeled("", f"{where}, {self.len_q} queries, {self.len_kv} keys")
         kinds = ((self.empty, "skipped"), (self.partial, "partial"), (self.full, "full"))
-        yield labelled("", ", ".join(f"{n} {name} ({percent(n, self.tiles)})" for n, name in kinds))
+        yield labeled("", ", ".join(f"{n} {name} ({percent(n, self.tiles)})" for n, name in kinds))
         share = percent(self.flops, self.dense_flops)
-        yield labelled("work", f"{flop(self.flops)} of {flop(self.dense_flops)} dense ({share}), forward, one head")
-        yield labelled("keys", f"from {self.key_begin}")
-        yield labelled("", f"to before {self.key_end}")
-        yield labelled("queries", f"from {self.query_begin}")
-        yield labelled("", f"to before {self.query_end}")
+        yield labeled("work", f"{flop(self.flops)} of {flop(self.dense_flops)} dense ({share}), forward, one head")
+        yield labeled("keys", f"from {self.key_begin}")
+        yield labeled("", f"to before {self.key_end}")
+        yield labeled("queries", f"from {self.query_begin}")
+        yield labeled("", f"to before {self.query_end}")
 
     def _kernel_lines(self) -> Iterator[str]:
         """How kernels find the tiles, and how their work is cut."""
         how = "by these bounds alone" if self.closed else "by these bounds, and a test of each tile between them"
-        yield labelled("found", how)
+        yield labeled("found", how)
         if self.algorithm:
-            yield labelled("kernel", f"{self.algorithm} for {self.arch}")
+            yield labeled("kernel", f"{self.algorithm} for {self.arch}")
         if self.why_not_fa3 is not None:
-            yield labelled("", f"not FlashAttention-3: {self.why_not_fa3}")
+            yield labeled("", f"not FlashAttention-3: {self.why_not_fa3}")
         if self.backward_algorithm:
-            yield labelled("", f"backward: {self.backward_algorithm}")
+            yield labeled("", f"backward: {self.backward_algorithm}")
         if self.backward_why_not_fa3 is not None:
-            yield labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
+            yield labeled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
         forward = () if self.forward_kernel is None else (self.forward_kernel,)
         yield from decode_lines(self._decode_numbers)
         for kernel in (*forward, *self.backward_kernels):

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.arch import Arch
 from flashgen.common.show import show
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import INPUTS
 from flashgen.errors import ArgumentError
 from flashgen.explanation import Explanation, explain
 from flashgen.spec import AttentionSpec, Mask, full
@@ -76,13 +76,13 @@ class Estimate:
     @property
     def workspace_saved(self) -> int:
         """Bytes of the score matrix in the spec's dtype, which a kernel never writes to memory."""
-        return self.naive_scores * DTYPES[self.dtype].bytes
+        return self.naive_scores * INPUTS[self.dtype].bytes
 
     @property
     def tile_bytes(self) -> int:
         """Bytes on chip of one tile of each of Q, K and V."""
         elements = (self.tile_q + self.tile_kv) * self.head_dim + self.tile_kv * self.head_dim_v
-        return elements * DTYPES[self.dtype].bytes
+        return elements * INPUTS[self.dtype].bytes
 
     def as_dict(self) -> dict[str, Any]:
         """The inputs and the results as plain values."""

@@ -18,8 +18,14 @@ from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
-from flashgen.plan.hopper.decode import can_decode_by_tma, plan_decode_sm90
-from flashgen.plan.hopper.forward import can_prefill, chosen_schedule_sm90, is_planned, plan_forward_sm90, plan_prefill
+from flashgen.plan.hopper.decode import plan_decode_sm90, why_not_decode_by_tma
+from flashgen.plan.hopper.forward import (
+    chosen_schedule_sm90,
+    is_planned,
+    plan_forward_sm90,
+    plan_prefill,
+    why_not_prefill,
+)
 from flashgen.plan.hopper.latent import plan_latent_sm90, why_not_latent_by_tma
 from flashgen.plan.lineage import LINEAGE, chosen_lineage_schedule, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
@@ -85,7 +91,7 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
     kernels: tuple[KernelPlan, ...]
     if spec.cache_dtype:
         check_eight_bits(spec, asked, row, access)
-        kernels, chosen = (plan_decode(spec, row, access),), Schedule()
+        kernels, chosen = (_plan_decode(spec, asked, row, access),), Schedule()
     elif spec.qv:
         check_latent(spec, asked, row, access)
         why_not = why_not_latent_by_tma(spec, asked, row, access)
@@ -101,13 +107,10 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
         kernels = (plan_forward(spec, asked, row, access),)
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
-    is_alone = forward.role == DECODE
-    if (not is_alone or spec.cache_dtype) and can_prefill(spec, asked, row, access):
+    if spec.cache and why_not_prefill(spec, asked, row, access) is None:
         kernels += (plan_prefill(spec, asked, row),)
-    if not is_alone and can_decode_by_tma(spec, asked, row, access):
-        kernels += (plan_decode_sm90(spec, row),)
-    elif not is_alone and can_decode(spec, asked, row, access):
-        kernels += (plan_decode(spec, row, access),)
+    if forward.role != DECODE and can_decode(spec, asked, row, access):
+        kernels += (_plan_decode(spec, asked, row, access),)
     if spec.needs_backward:
         lineage = LINEAGE.get(asked.algorithm or "")
         if lineage is not None and lineage.plan_backward is not None:
@@ -134,6 +137,14 @@ def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> Atten
     if spec.has_own_lengths:
         kernels += (plan_clear_gaps(forward),)
     return AttentionPlan(spec, chosen, row, tuple(_with_alignment(kernel, access) for kernel in kernels))
+
+
+def _plan_decode(spec: AttentionSpec, asked: Schedule, arch: Arch, access: int) -> KernelPlan:
+    """The kernel for few new queries and a cache."""
+    why_not = why_not_decode_by_tma(spec, arch, access)
+    if why_not is None:
+        return plan_decode_sm90(spec, arch)
+    return plan_decode(spec, arch, access, why_not, why_not_prefill(spec, asked, arch, access))
 
 
 def _with_alignment(kernel: KernelPlan, access: int) -> KernelPlan:

@@ -15,7 +15,7 @@ PARTIALS = ("o_partial", "lse_partial")
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 #: What the elements of an 8-bit cache are multiplied by.
 SCALES = ("k_scale", "v_scale")
-#: What 8-bit queries beside it are multiplied by.
+#: What elements of 8-bit queries are multiplied by.
 Q_SCALE = "q_scale"
 #: The role of Hopper's kernel for many new queries: one block for a tile of queries and all of its keys.
 PREFILL: Role = "prefill"
@@ -88,31 +88,37 @@ def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
     return (_append(forward),) if forward.role == DECODE else (_append(forward), _combine(forward))
 
 
+def first_scale_axis(spec: AttentionSpec) -> str:
+    """What the first dimension of the scales of a cache counts, as their parameters are called."""
+    return "page" if spec.page_scales else "batch"
+
+
 def scale_params(spec: AttentionSpec) -> tuple[Param, ...]:
     """The parameters of kernels that read or write an 8-bit cache."""
-    rows = "pages" if spec.page_scales else "sequences"
+    first = first_scale_axis(spec)
     pointers = (Param(name, "void*", "const float*", _SCALE_NOTE if name == "k_scale" else "") for name in SCALES)
-    note = f"strides between {rows} and heads; 0: they share the scale"
+    between = "pages" if spec.page_scales else "sequences"
+    note = f"strides between {between} and heads; 0: they share the scale"
     strides = (
-        Param(f"{name}_{axis}", "int64", "i64", note if (name, axis) == ("k_scale", "row") else "")
+        Param(f"{name}_{axis}", "int64", "i64", note if (name, axis) == ("k_scale", first) else "")
         for name in SCALES
-        for axis in ("row", "head")
+        for axis in (first, "head")
     )
     return *pointers, *strides
 
 
 def query_scale_params() -> tuple[Param, ...]:
-    """The parameters of a kernel that reads 8-bit queries beside a cache."""
+    """The parameters of a kernel that reads 8-bit queries with a cache."""
     return (
         Param(Q_SCALE, "void*", "const float*", "what elements of q are multiplied by; null: 1"),
-        Param(f"{Q_SCALE}_row", "int64", "i64", "stride between sequences; 0: they share the scale"),
+        Param(f"{Q_SCALE}_batch", "int64", "i64", "stride between sequences; 0: they share the scale"),
         Param(f"{Q_SCALE}_group", "int64", "i64", "stride between heads of keys"),
         Param(f"{Q_SCALE}_head", "int64", "i64", "stride between query heads that share keys"),
     )
 
 
 def with_cache_scales(table: ParamTable, spec: AttentionSpec) -> ParamTable:
-    """The parameters of a forward kernel for 8-bit queries beside a cache, whose O has another type."""
+    """The parameters of a forward kernel for 8-bit queries with a cache, whose O has another type."""
     own = [replace(p, declared="out_t*") if p.name == "o" else p for p in table.params]
     return ParamTable.widest_first((*own, *scale_params(spec), *query_scale_params()))
 

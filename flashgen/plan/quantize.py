@@ -19,11 +19,13 @@ _INPUTS = ("q", "k", "v")
 _SEGMENT = 64
 #: Threads on a multiprocessor, so that each may have 80 registers: fewer bring too few bytes at a time.
 _RESIDENT_THREADS = 768
+#: Blocks on a multiprocessor, at most.
 _MOST_BLOCKS = 16
 #: Blocks of rows that a thread block quantizes at most. Each is copied while the one before is computed.
 _MOST_ROW_BLOCKS = 4
 #: Rows that begin at multiples of this many bytes are read in chunks of as many.
 ACCESS_BYTES = 16
+_SCALE_NOTE = "what the codes of each block of rows are multiplied by"
 
 
 def plan_quantize(forward: KernelPlan) -> KernelPlan:
@@ -62,6 +64,7 @@ def plan_quantize(forward: KernelPlan) -> KernelPlan:
         grid_tile=spec.scale_block,
         grid_over="rows",
         grid_heads="all",
+        # Whether it reads whole chunks is decided when it runs; this keeps the alignment of the plan.
         access_bytes=forward.access_bytes,
         min_blocks=max(1, resident),
     )
@@ -87,9 +90,6 @@ def _params() -> ParamTable:
     flags = [
         Param("rotates", "int32", "i32", "1: queries and keys are rotated"),
         Param("is_aligned", "int32", "i32", "1: all rows begin at multiples of 16 bytes"),
-        Param("blocks", "int32", "i32", "blocks of rows of each thread block; the grid is smaller in proportion"),
     ]
-    return ParamTable.widest_first((*pointers, *strides, *sizes, *flags))
-
-
-_SCALE_NOTE = "what the codes of each block of rows are multiplied by"
+    blocks = Param("blocks", "int32", "i32", "blocks of rows of each thread block; the grid is smaller in proportion")
+    return ParamTable.widest_first((*pointers, *strides, *sizes, *flags, blocks))

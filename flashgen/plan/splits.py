@@ -12,19 +12,6 @@ _BLOCK_COST = 2
 _COMBINE_COST = 4
 
 
-#: From so many new queries on, a tile of them fills Hopper's products.
-_PREFILL_QUERIES = 64
-
-
-def prefers_prefill(problem: Problem, asked: int, page_size: int | None, has_leftpad: bool) -> bool:
-    """Whether a call with a cache runs by Hopper's kernel for many new queries, if the plan has one.
-
-    ``page_size`` is None without pages. TMA copies boxes of eight rows or more that no page boundary cuts.
-    """
-    in_pages = page_size is None or (page_size % 8 == 0 and not has_leftpad)
-    return problem.len_q >= _PREFILL_QUERIES and asked in (0, 1) and in_pages
-
-
 def with_splits(problem: Problem, asked: int, forward: KernelPlan, multiprocessors: int) -> Problem:
     """The problem with ``asked`` splits, or with the best number for the GPU if that is 0."""
     blocks = -(-problem.len_q // forward.grid_tile) * problem.heads_q * problem.batch

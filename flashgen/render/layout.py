@@ -44,7 +44,7 @@ def _declared_after(line: Param, param: Param) -> Param | None:
 
 
 def align_comments(text: str) -> str:
-    """Trailing ``//`` comments of neighbours in one column; above a line where there is no room for it."""
+    """Trailing ``//`` comments of neighbors in one column; above a line where there is no room for it."""
     out: list[str] = []
     lines = [line for whole in text.split("\n") for line in _with_room(whole)]
     for has_comment, group in groupby(lines, key=_has_trailing_comment):
@@ -67,7 +67,7 @@ def _with_room(line: str) -> list[str]:
 
 
 def _aligned(lines: list[str]) -> Iterator[str]:
-    """Lines with their comments in one column, as many neighbours at a time as have room for that."""
+    """Lines with their comments in one column, as many neighbors at a time as have room for that."""
     run: list[tuple[str, int, str]] = []
     for line in lines:
         code, _, comment = line.partition("//")

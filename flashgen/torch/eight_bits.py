@@ -9,11 +9,10 @@ import torch
 
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.launch.arrays.array import dtype_name
 from flashgen.launch.call.batched_launch import run
 from flashgen.spec import Sequences
-from flashgen.torch.kernels import EIGHT_BIT_INPUTS, eight_bit_kernel
-from flashgen.torch.operators.eight_bits import call_eight_bit_operator
+from flashgen.torch.kernels import EIGHT_BIT_INPUTS
+from flashgen.torch.operators.eight_bits import call_eight_bit_operator, find_call
 from flashgen.torch.options import Options, check_dense, number_of
 from flashgen.torch.packed import arrays_of, longest_of
 from flashgen.torch.program import Program, check_tensors
@@ -108,11 +107,9 @@ def _call_kernel(
     key: CallKey,
 ) -> tuple[Any, Any]:
     q, k, v = (rows_contiguous(x) for x in (q, k, v))
-    kernel = eight_bit_kernel(q, v, program, scales.block, dtype_name(str(out_dtype)), packed=sequences is not None)
-    named = dict(zip(program.names, captured, strict=True))
-    of_inputs = (scales.q, scales.k, scales.v)
-    found = kernel.executor.find_forward(q, k, v, scale, None, named, None, sequences, scales=of_inputs)
-    if sequences is None or not kernel.target.on_host:
+    of_inputs = scales.q, scales.k, scales.v
+    found = find_call(q, k, v, program, captured, scale, sequences, of_inputs, scales.block, out_dtype)
+    if sequences is None or not found[0].on_host:
         remember(key, [(found, ())])
     out, lse, *_ = run(found, q)
     return out, lse

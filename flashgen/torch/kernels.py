@@ -155,9 +155,16 @@ def suits_decode(q: Any, k: Any, *, drops: bool = False, packed: bool = False) -
     Its keys are then a cache that is full. Each is read once for all query heads that share it. Only shapes decide, so
     that eager and compiled calls, with and without gradients, have the same bits.
     """
-    if drops or packed or q.dtype not in _HALVES or q.dim() != 4 or k.dim() != 4:
-        return False
-    return bool(q.shape[1] <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS)
+    return not drops and not packed and q.dtype in _HALVES and _has_few_queries(q, k)
+
+
+def eight_bits_suit_decode(q: Any, k: Any, scale_block: int | None, *, packed: bool) -> bool:
+    """The same for 8-bit queries, keys and values. The decode kernel takes no scales of blocks."""
+    return not packed and scale_block is None and _has_few_queries(q, k)
+
+
+def _has_few_queries(q: Any, k: Any) -> bool:
+    return bool(q.dim() == k.dim() == 4 and q.shape[1] <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS)
 
 
 def emulate_cpu() -> Switch:

@@ -160,11 +160,11 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_no_color_holds_even_where_colour_is_forced() -> None:
+def test_no_color_holds_even_where_color_is_forced() -> None:
     arguments = ("build", "--head-dim", "0")
-    coloured = command(*arguments, FORCE_COLOR="1", NO_COLOR="")
+    colored = command(*arguments, FORCE_COLOR="1", NO_COLOR="")
     plain = command(*arguments, FORCE_COLOR="1", NO_COLOR="1")
-    assert ESCAPE in coloured.stderr
+    assert ESCAPE in colored.stderr
     assert "\x1b[31m" not in plain.stderr
     assert "--head-dim 0 is out of range" in plain.stderr
 

@@ -101,21 +101,21 @@ def calls(draw: st.DrawFn) -> Call:
 def arrays_of(spec: fg.AttentionSpec, call: Call) -> tuple[Any, fg.KVCache, dict[str, Any]]:
     """Places that no sequence uses hold NaN, and the rest of the table numbers of pages that do not exist."""
     random = np.random.default_rng(call.seed)
-    dtype, batch = spec.element.numpy(), len(call.seqlens)
+    of_cache, batch = spec.cache_element.numpy(), len(call.seqlens)
     size = call.page_size if spec.cache == "paged" else max((*call.seqlens, 1)) + 5
     each = -(-max((*call.seqlens, 1)) // size)
     where = random.permutation(batch * each + 2)[: batch * each].reshape(batch, each).astype(np.int32)
     x: dict[str, Any] = {}
     for name, dim in (("k", spec.head_dim), ("v", spec.head_dim_v)):
-        x[name] = np.full((batch * each + 2, size, call.heads_kv, dim), np.nan, dtype)
+        x[name] = np.full((batch * each + 2, size, call.heads_kv, dim), np.nan, of_cache)
         for b, length in enumerate(call.seqlens):
-            values = random.standard_normal((length, call.heads_kv, dim)).astype(dtype)
+            values = random.standard_normal((length, call.heads_kv, dim)).astype(of_cache)
             place = np.arange(min(call.leftpad, length), length)
             x[name][where[b, place // size], place % size] = values[place]
     seqlens = np.array(call.seqlens, np.int32)
     leftpad = np.minimum(seqlens, call.leftpad).astype(np.int32) if call.leftpad else None
     shape = (sum(call.queries),) if call.is_packed else (batch, call.queries[0])
-    q = random.standard_normal((*shape, HEADS, spec.head_dim)).astype(dtype)
+    q = random.standard_normal((*shape, HEADS, spec.head_dim)).astype(spec.element.numpy())
     more: dict[str, Any] = {"num_splits": call.splits, "batch_invariant": call.batch_invariant}
     if call.is_packed:
         starts = np.concatenate([[0], np.cumsum(call.queries)]).astype(np.int32)
@@ -144,9 +144,7 @@ def run(kernel: fg.Kernel, spec: fg.AttentionSpec, call: Call) -> None:
     q, cache, x = arrays_of(spec, call)
     with launches(kernel, call.mode, "decode") as done:
         o, lse = kernel(q, x["k"], x["v"], cache=cache)
-    # Boxes of TMA lie in one page each, which keys behind a left pad need not do.
-    runs_elsewhere = bool(call.leftpad) and spec.cache == "paged" and kernel.plan.kernel("decode").boxes
-    assert done == (set() if runs_elsewhere else {NAME})
+    assert done == {NAME}
     for b in range(len(call.seqlens)):
         rows = rows_of(call, b)
         exact, exact_lse = oracle.forward_cached(spec, q[rows][None], x["k"], x["v"], of_one(cache, b))
@@ -280,18 +278,24 @@ def test_a_batch_invariant_result_has_the_same_bits_in_any_batch(queries: int, a
 @pytest.mark.parametrize("cache_dtype", [None, "e4m3"])
 def test_no_queries_launch_nothing(cache_dtype: str | None) -> None:
     spec, kernel = small_kernel(cache_dtype=cache_dtype)
-    q, cache, _ = arrays_of(replace(spec, cache_dtype=None), a_call(queries=(0, 0, 0)))
-    k = np.zeros((90, 16, 2, 32), spec.cache_element.numpy())
-    o, lse = kernel(q, k, k, cache=cache)
+    q, cache, x = arrays_of(spec, a_call(queries=(0, 0, 0)))
+    o, lse = kernel(q, x["k"], x["v"], cache=cache)
     assert (o.size, lse.size) == (0, 0)
 
 
+E4M3 = {"dtype": "e4m3", "cache_dtype": "e4m3"}
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "one token": ({}, {}, "sm_80", "decode"),
     "one token, Hopper": ({}, {}, "sm_90a", "decode"),
     "63 tokens": ({}, {"queries": (63,) * 3}, "sm_80", "decode"),
     "64 tokens": ({}, {"queries": (64,) * 3}, "sm_80", "forward"),
     "64 tokens, Hopper": ({"head": 64}, {"queries": (64,) * 3}, "sm_90a", "prefill"),
+    "64 e4m3 tokens, Hopper": ({"head": 64, **E4M3}, {"queries": (64,) * 3}, "sm_90a", "prefill"),
+    "16 e4m3 tokens, Hopper": ({"head": 64, **E4M3}, {"queries": (16,) * 3}, "sm_90a", "decode"),
+    "64 tokens and an 8-bit cache, Hopper": ({"cache_dtype": "e4m3"}, {"queries": (64,) * 3}, "sm_90a", "decode"),
+    "a left pad, Hopper": ({}, {"leftpad": 5}, "sm_90a", "decode"),
+    "a left pad and 64 tokens, Hopper": ({"head": 64}, {"leftpad": 5, "queries": (64,) * 3}, "sm_90a", "forward"),
+    "pages of 12 keys, Hopper": ({"head": 64}, {"page_size": 12, "queries": (64,) * 3}, "sm_90a", "forward"),
     "batch-invariant": ({}, {"queries": (64,) * 3, "batch_invariant": True}, "sm_80", "decode"),
     "splits": ({}, {"splits": 3}, "sm_80", "decode"),
     "float32": ({"dtype": "fp32"}, {}, "sm_80", "forward"),
@@ -313,8 +317,40 @@ def test_the_number_of_new_tokens_decides_which_kernel_runs(name: str) -> None:
     target.launch = lambda made, *rest: (steps.extend(made), launch(made, *rest))  # type: ignore[method-assign]
     kernel(q, x["k"], x["v"], cache=cache)
     # One launch is all, whatever number of blocks share the keys.
-    assert [step.kernel.plan.role for step in steps if step.kernel.plan.role != "combine"] == [role]
+    (ran,) = (step.kernel.plan for step in steps if step.kernel.plan.role != "combine")
+    assert ran.role == role
     assert role != "decode" or len(steps) == 1
+    if of_call.keys() <= {"queries"}:
+        explained = fg.explain(spec, q.shape[1], cache.block_table.shape[1] * 16, arch=arch).forward_kernel
+        assert explained is not None
+        assert explained.name == ran.name
+
+
+@pytest.mark.parametrize(
+    ("fields", "queries", "arch", "role"),
+    [
+        ({}, 3, "sm_80", "decode"),
+        ({}, 3, "sm_90a", "decode"),
+        ({"cache_dtype": "e4m3"}, 3, "sm_90a", "decode"),
+        ({}, 70, "sm_90a", "prefill"),
+        ({"dtype": "e4m3"}, 70, "sm_90a", "prefill"),
+    ],
+)
+def test_pages_before_a_window_need_not_exist(fields: dict[str, Any], queries: int, arch: str, role: str) -> None:
+    """The forward kernel reads them, where its first tile of keys begins before the window."""
+    spec, kernel = small_kernel(mask=fg.window(100, 0), arch=arch, **fields)
+    call = a_call(seqlens=(300, 90, 700), queries=(queries,) * 3)
+    q, cache, x = arrays_of(spec, call)
+    explained = fg.explain(spec, queries, 700, arch=arch).forward_kernel
+    assert explained is not None
+    assert explained.role == role
+    expected = kernel(q, x["k"], x["v"], cache=cache)
+    for b, length in enumerate(call.seqlens):
+        first = max(length - queries - 100, 0)
+        cache.block_table[b, : first // call.page_size] = 2**31 - 1
+    assert (cache.block_table[:, 0] == 2**31 - 1).sum() == 2
+    found = kernel(q, x["k"], x["v"], cache=cache)
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_one_prepared_call_serves_other_lengths_and_pages() -> None:

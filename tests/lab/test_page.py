@@ -106,6 +106,14 @@ def test_lengths_of_zero_make_a_page() -> None:
     assert "There is no tile: a length is 0." in Page(fg.explain(fg.causal(), 0, 64).html()).text
 
 
+@pytest.mark.parametrize("len_q", [1, 100])
+def test_a_page_of_an_8_bit_cache_is_of_the_kernel_that_the_call_runs(len_q: int) -> None:
+    spec = fg.AttentionSpec(64, dtype="e4m3", mask=fg.causal(), direction="forward", cache="paged")
+    texts = Page(fg.explain(spec, len_q, 600, arch="sm_90a").html()).texts
+    facts = texts[texts.index("forward algorithm") :]
+    assert ("Flash-Decoding" if len_q == 1 else "FA-3") in facts[:3]
+
+
 def test_a_spec_whose_backward_pass_cannot_be_planned_has_a_page() -> None:
     text = Page(fg.explain(fg.AttentionSpec(256, dtype="fp32"), 256, arch="sm_75").html()).text
     assert "forward_d256" in text

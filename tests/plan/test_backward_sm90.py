@@ -1,4 +1,4 @@
-"""Planning the backward kernels for Hopper: what the table holds fits, what they cannot be runs by the others."""
+"""Planning the backward kernels for Hopper: what the table holds fits, and the others take other specs."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_bias_has_its_gradient_beside_these_kernels() -> None:
     assert any(k.role.startswith("captured_tile") for k in made.kernels)
 
 
-# ---- what runs by the kernels for all GPUs
+# ---- specs that use the kernels for all GPUs
 
 FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),

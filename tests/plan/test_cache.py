@@ -1,11 +1,10 @@
-"""What a plan with a cache has beside the forward kernel."""
+"""What a plan with a cache has besides the forward kernel."""
 
 from __future__ import annotations
 
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.model.plans import Problem
 from flashgen.spec import AttentionSpec, causal
 
@@ -30,10 +29,3 @@ def test_each_split_of_the_keys_has_blocks_of_its_own() -> None:
     tiles = -(-100 // int(made.kernel("forward").constant("tile_q")))
     assert made.kernel("forward").grid(problem) == (5 * tiles, 8, 3)
     assert made.kernel("combine").grid(problem) == (25, 8, 3)
-
-
-def test_on_hopper_the_plan_says_why_it_is_not_flash_attention_3() -> None:
-    kernel = plan(spec(), None, "sm_90a").kernel("forward")
-    assert describe_algorithm(kernel) == (
-        "FlashAttention-2, not FlashAttention-3: it takes no cache of keys and values"
-    )

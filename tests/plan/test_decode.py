@@ -1,4 +1,4 @@
-"""The tiles of the decode kernel, which calls run by it, and the workspace of its parts."""
+"""The tiles of the decode kernel, which calls use it, and the workspace of its parts."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_an_item_is_cut_into_the_parts_that_take_least_time(fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "keys", "rows", "parts"),
     [
-        # Where a part is small beside a tile, more blocks than a GPU has may share a long sequence.
+        # Where a part is small compared with a tile, more blocks than a GPU has may share a long sequence.
         ({}, 8192, 4, 32),
         ({}, 131072, 4, 158),
         # A short one stays whole.

@@ -1,4 +1,4 @@
-"""What the forward kernel for Hopper cannot be runs by the kernels for all GPUs; asked for, it is refused."""
+"""Specs that the forward kernel for Hopper does not take use the kernels for all GPUs; asked for, it is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_what_it_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_reason(name: str) -> None:
+def test_specs_that_it_does_not_take_use_the_kernels_for_all_gpus_and_there_is_a_reason(name: str) -> None:
     fields, schedule, arch, words = FALLBACKS[name]
     spec = fg.AttentionSpec(**{"head_dim": 128, "direction": "forward"} | fields)
     kernel = plan(spec, schedule, arch).kernel("forward")
@@ -42,13 +42,13 @@ def test_what_it_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_reaso
     assert words in reason
 
 
-def test_what_it_can_be_has_no_reason_against_it() -> None:
+def test_specs_that_it_takes_have_no_reason_against_it() -> None:
     assert why_not(fg.AttentionSpec(128), fg.Schedule(), ARCH, 16) is None
     assert why_not(fg.AttentionSpec(128), fg.Schedule(warps=SPECIALIZED), ARCH, 16) is None
 
 
 @pytest.mark.parametrize("access", [2, 4, 8])
-def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> None:
+def test_less_aligned_tensors_use_the_kernels_for_all_gpus(access: int) -> None:
     kernel = forward(access=access)
     assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
     reason = why_not(kernel.spec, fg.Schedule(), ARCH, access)

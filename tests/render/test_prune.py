@@ -231,7 +231,7 @@ def test_a_conditional_that_the_compiler_decides_stays_until_it_is_empty() -> No
     assert pruned(*branches, KERNEL) == ["#if __CUDA_ARCH__ >= 800", "void used() {}", "#endif", KERNEL]
 
 
-def test_neighbouring_headers_share_a_namespace_and_empty_ones_go() -> None:
+def test_neighboring_headers_share_a_namespace_and_empty_ones_go() -> None:
     text = pruned(
         "namespace flashgen {", "", "void used() { other(); }", "", "}  // namespace flashgen", "",
         "namespace flashgen {", "", "void unused() {}", "", "}  // namespace flashgen", "",

@@ -25,7 +25,7 @@ def body(plan: KernelPlan) -> str:
     return render_afresh(plan).text
 
 
-def test_the_config_is_one_designated_initialiser(templates: Write, tiny: KernelPlan) -> None:
+def test_the_config_is_one_designated_initializer(templates: Write, tiny: KernelPlan) -> None:
     templates(MACROS + "{{ common.config(plan) }}\n")
     members = (Constant("tile_q", 128, "rows"), Constant("stages", 2, "slots"), Constant("causal", True))
     assert body(replace(tiny, config_type="Config", config=members)) == (

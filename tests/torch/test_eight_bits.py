@@ -16,6 +16,7 @@ fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface")
 
 from flashgen.torch.program import Program  # noqa: E402
 from flashgen.torch.tracing.compiled import text_of  # noqa: E402
+from tests.torch.test_decode_choice import launched  # noqa: E402, F401
 
 #: What P rounded to e4m3 does to averages of normal numbers, with room to spare.
 TOLERANCE = 0.08
@@ -90,6 +91,50 @@ def test_scales_may_be_numbers_or_missing(emulated: Any, reference: Any, compile
         exact = reference(*at.wide({"q_scale": torch.tensor([number])}))
         assert out.dtype == torch.float16
         assert_close((out / 3.0, lse), exact)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["tensors", "numbers", "missing"])
+def test_few_queries_and_many_keys_use_the_decode_kernel(
+    launched: list[str],  # noqa: F811
+    reference: Any,
+    kind: str,
+    compiled: bool,
+) -> None:
+    at = Float8Inputs(3, 300)
+    numbers = {"q_scale": 0.5, "k_scale": 2.0, "v_scale": 0.25}
+    scales = {"tensors": at.scales, "numbers": numbers, "missing": {}}[kind]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return fg.attention(q, k, v, mask=fg.causal(), return_lse=True, **scales)
+
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    exact = reference(
+        *at.wide({name: torch.as_tensor(x) * torch.ones(1) for name, x in scales.items()}), mask=causal(3, 300)
+    )
+    for _ in range(2):  # found out, and replayed
+        out, lse = call(at.q, at.k, at.v)
+        assert out.dtype == torch.bfloat16
+        # P is not rounded to e4m3, as it is by the other kernel.
+        assert torch.allclose(out.double(), exact[0], atol=5e-3)
+        assert torch.allclose(lse.double(), exact[1], atol=1e-4)
+    assert launched == ["decode"] * 2
+
+
+@pytest.mark.parametrize("why", ["many queries", "few keys", "blocks", "packed"])
+def test_other_float8_calls_keep_their_kernel(launched: list[str], why: str) -> None:  # noqa: F811
+    at = Float8Inputs(17 if why == "many queries" else 1, 255 if why == "few keys" else 256)
+    q, k, v = at.q, at.k, at.v
+    options: dict[str, Any] = {}
+    if why == "blocks":
+        options = {"scale_block": 64}
+    if why == "packed":
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        starts = (torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (1, 256))
+        options = {"sequences": fg.Sequences(*starts, 1, 256)}
+    fg.attention(q, k, v, **options)
+    assert "forward" in launched
+    assert "decode" not in launched
 
 
 def test_scores_capture_tensors_and_heads_may_come_first(emulated: Any, reference: Any) -> None:
@@ -189,6 +234,23 @@ def test_flop_counter_and_opcheck_see_one_operator(emulated: Any) -> None:
 def test_what_does_not_go_with_float8_is_refused(emulated: Any, change: Any, words: str) -> None:
     at = Float8Inputs()
     with pytest.raises(fg.FlashgenError, match=words):
+        fg.attention(at.q, at.k, at.v, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"q_scale": torch.ones(3)}, r"^q_scale is fp32 of shape \(3,\); pass float32 of one of"),
+        ({"k_scale": torch.ones(3)}, r"^k_scale is fp32 of shape \(3,\); pass float32 of one of"),
+        ({"k_scale": -1.0}, "k_scale=-1.0 must be an array or a finite number above 0"),
+        ({"q_scale": 1e-30, "k_scale": 1e-30}, "q_scale=1e-30 times k_scale=1e-30 must be a number above 0"),
+    ],
+)
+def test_scales_for_the_decode_kernel_are_refused_by_the_names_of_arguments(
+    emulated: Any, change: Any, words: str
+) -> None:
+    at = Float8Inputs(1, 300)
+    with pytest.raises(fg.ArgumentError, match=words):
         fg.attention(at.q, at.k, at.v, **change)
 
 

@@ -32,7 +32,7 @@ def stderr() -> Console:
 def _console(stream: IO[str]) -> Console:
     from rich.console import Console
 
-    # Colour only on a terminal and without NO_COLOR: rich sees to both.
+    # Color only on a terminal and without NO_COLOR: rich sees to both.
     width = None if stream.isatty() else PIPED_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
@@ -86,7 +86,7 @@ def print_text(text: str) -> None:
 
 
 def print_rows(rows: Sequence[Sequence[str]], indent: int = 0, styles: Mapping[str, str] | None = None) -> None:
-    """Put a table on stdout; ``styles`` colours the lines that hold a word."""
+    """Put a table on stdout; ``styles`` colors the lines that hold a word."""
     console = stdout()
     for line in columns(rows, indent):
         words = set(line.split())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.dtypes import CACHE_DTYPES, DTYPES
-from flashgen.spec import AttentionSpec, causal, full
+from flashgen.spec import AttentionSpec, causal, full, window
 from flashgen.spec.attention import CacheKind
 
 Pass = Literal["forward", "backward"]
@@ -35,11 +35,26 @@ class Case:
     heads_kv: int = 0
     #: 8-bit elements of flashgen's cache. Keys and values are such numbers, which other libraries read in ``dtype``.
     cache_dtype: str | None = None
+    #: Keys of a page, where flashgen's cache is in pages.
+    page_size: int = 64
+    #: Whether each page has scales, which are 1 here.
+    page_scales: bool = False
+    #: How many keys before its own position a query attends to; None: all.
+    window: int | None = None
+    #: Whether the caches of sequences are full up to even shares of ``len``; the last one is full.
+    ragged: bool = False
 
     @property
     def is_decode(self) -> bool:
         """Whether keys and values are a cache."""
         return self.new_tokens > 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        if not self.ragged:
+            return (self.len,) * self.batch
+        return tuple(max(self.queries, -(-self.len * (i + 1) // self.batch)) for i in range(self.batch))
 
     @property
     def queries(self) -> int:
@@ -53,12 +68,14 @@ class Case:
 
     def spec_with(self, cache: CacheKind) -> AttentionSpec:
         """The spec of a problem with a cache."""
-        return replace(self.spec, cache=cache, cache_dtype=self.cache_dtype)
+        return replace(self.spec, cache=cache, cache_dtype=self.cache_dtype, page_scales=self.page_scales)
 
     @property
     def spec(self) -> AttentionSpec:
         """The spec of the problem."""
         mask = causal() if self.causal else full()
+        if self.window is not None:
+            mask = window(self.window, 0)
         direction = "both" if self.pass_ == "backward" else "forward"
         return AttentionSpec(self.head_dim, dtype=self.dtype, mask=mask, direction=direction)  # type: ignore[arg-type]
 
@@ -66,7 +83,7 @@ class Case:
     def pairs(self) -> float:
         """Pairs of a query and a key. A causal mask halves them, as in FlashAttention's papers."""
         share = 0.5 if self.causal and not self.is_decode else 1.0
-        return float(self.queries) * self.len * self.heads * self.batch * share
+        return float(self.queries) * self._read_keys * self.heads * share
 
     @property
     def flops(self) -> float:
@@ -78,26 +95,35 @@ class Case:
         """Bytes of Q, K and V, and backward also of O, dO and L."""
         array = self.batch * self.queries * self.heads * self.head_dim * DTYPES[self.dtype].bytes
         if self.pass_ == "forward":
-            return array + self.kv_bytes
+            return array + self._kv_bytes(self.batch * self.len)
         return 5 * array + 4 * self.batch * self.len * self.heads
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V in ``dtype``."""
-        return self._kv_elements * DTYPES[self.dtype].bytes
+        """Bytes that a step reads of K and V in ``dtype``."""
+        return self._kv_bytes(self._read_keys)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of K and V in flashgen's cache."""
-        return self.kv_bytes if self.cache_dtype is None else self._kv_elements * CACHE_DTYPES[self.cache_dtype].bytes
+        """Bytes that a step reads of K and V in flashgen's cache."""
+        if self.cache_dtype is None:
+            return self.kv_bytes
+        return self.kv_bytes // DTYPES[self.dtype].bytes * CACHE_DTYPES[self.cache_dtype].bytes
 
     @property
-    def _kv_elements(self) -> int:
-        return 2 * self.batch * self.len * self.kv_heads * self.head_dim
+    def _read_keys(self) -> int:
+        """Keys of all sequences that some query attends to."""
+        most = self.len if self.window is None else self.window + self.queries
+        return sum(min(length, most) for length in self.lengths)
+
+    def _kv_bytes(self, keys: int) -> int:
+        return 2 * keys * self.kv_heads * self.head_dim * DTYPES[self.dtype].bytes
 
     @property
     def mask(self) -> str:
-        """``causal`` or ``full``."""
+        """``causal``, ``full``, or the window."""
+        if self.window is not None:
+            return f"window {self.window}"
         return "causal" if self.causal else "full"
 
     @property
@@ -105,6 +131,8 @@ class Case:
         """The case without its length, batch size and heads."""
         tokens = f", {self.new_tokens} new tokens, H={self.heads}/{self.kv_heads}" if self.is_decode else ""
         dtype = self.dtype if self.cache_dtype is None else f"{self.dtype}, cache of {self.cache_dtype}"
+        tokens += ", ragged" if self.ragged else ""
+        dtype += ", scales of pages" if self.page_scales else ""
         return f"{'decode' if self.is_decode else self.pass_}, {dtype}, D={self.head_dim}, {self.mask}{tokens}"
 
     def __str__(self) -> str:
@@ -170,9 +198,12 @@ def _one_head(case: Case, inputs: Inputs, b: int, h: int) -> tuple[NDArray[np.fl
 
 
 def _probabilities(case: Case, scores: NDArray[np.float32], first: int) -> NDArray[np.float32]:
+    own = np.arange(first, first + len(scores))[:, None] + case.len - case.queries
+    keys = np.arange(case.len)[None, :]
     if case.causal:
-        own = np.arange(first, first + len(scores))[:, None] + case.len - case.queries
-        scores[np.arange(case.len)[None, :] > own] = -np.inf
+        scores[keys > own] = -np.inf
+    if case.window is not None:
+        scores[keys < own - case.window] = -np.inf
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=1, keepdims=True)

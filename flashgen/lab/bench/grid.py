@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
@@ -67,16 +67,27 @@ def decode_cases(
     heads: int | None = None,
     heads_kv: int | None = None,
     cache_dtype: str | None = None,
+    page_size: int = 64,
+    page_scales: bool = False,
+    window: int | None = None,
+    ragged: bool = False,
 ) -> tuple[Case, ...]:
     """Steps that generate, with so many keys in the cache of each of ``batch`` sequences, by default 64.
 
-    By default there are 32 heads, and a fourth as many of keys. With ``cache_dtype`` flashgen's cache is in 8 bits.
+    By default there are 32 heads, and a fourth as many of keys. With ``cache_dtype`` flashgen's cache is in 8 bits,
+    and with ``page_scales`` each page of it has scales. Each query attends to ``window`` keys before its own position,
+    by default to all. With ``ragged`` the caches are full up to even shares of the length.
     """
     heads = 32 if heads is None else heads
     heads_kv = max(1, heads // 4) if heads_kv is None else heads_kv
-    for name, number, most in (("new_tokens", new_tokens, 63), ("heads_kv", heads_kv, _MOST)):
-        if not is_whole(number, 1, most):
-            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from 1 to {most}")
+    for name, number, least, most in (
+        ("new_tokens", new_tokens, 1, 63),
+        ("heads_kv", heads_kv, 1, _MOST),
+        ("page_size", page_size, 1, _MOST),
+        ("window", 0 if window is None else window, 0, _MOST),
+    ):
+        if not is_whole(number, least, most):
+            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from {least} to {most}")
     batch = 64 if batch is None else batch
     found = cases(lengths, head_dims, dtype=dtype, masks=("causal",), batch=batch, heads=heads)
     if heads % heads_kv:
@@ -85,7 +96,8 @@ def decode_cases(
         raise ArgumentError(f"lengths={show(min(lengths))} is less than new_tokens={new_tokens}; use longer ones")
     # The one new token attends to all keys, which libraries without masks can do.
     found = tuple(replace(c, new_tokens=new_tokens, heads_kv=heads_kv, causal=new_tokens > 1) for c in found)
-    made = tuple(replace(case, cache_dtype=cache_dtype) for case in found)
+    of_cache: dict[str, Any] = {"cache_dtype": cache_dtype, "page_size": page_size, "page_scales": page_scales}
+    made = tuple(replace(case, window=window, ragged=ragged, **of_cache) for case in found)
     for case in made:
         try:
             case.spec_with("paged")

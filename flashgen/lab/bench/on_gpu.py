@@ -37,8 +37,9 @@ def time_algorithms(
     gpu = first_gpu()
     device, others = with_peers(gpu, peers(peer_names))
     arch = arch_for_capability(gpu.capability)
-    # Cases are of one kind or the other.
-    ours = decoders(arch) if any(case.is_decode for case in cases) else algorithms(names, arch)
+    # Cases are of one kind or the other, and have pages of one size.
+    steps = [case for case in cases if case.is_decode]
+    ours = decoders(arch, steps[0].page_size) if steps else algorithms(names, arch)
     return time_attention(cases, (*ours, *others), device, effort=effort, progress=progress, finished=finished)
 
 

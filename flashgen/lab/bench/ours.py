@@ -26,44 +26,46 @@ def algorithms(names: Iterable[Algorithm] = ALGORITHMS, arch: Arch | None = None
     return tuple(Candidate(name, partial(_prepare, name, arch)) for name in names)
 
 
-#: Pages of the decode kernel's cache.
-_PAGE_SIZE = 64
+def decoders(arch: Arch | None = None, page_size: int = 64) -> tuple[Candidate, ...]:
+    """Steps with a cache, contiguous and in pages that lie anywhere; None means the emulator.
 
-
-def decoders(arch: Arch | None = None) -> tuple[Candidate, ...]:
-    """Steps with a cache, contiguous and in pages that lie anywhere; None means the emulator."""
-    return tuple(Candidate(name, partial(_decode, kind, arch)) for name, kind in _CACHES.items())
-
-
-_CACHES: dict[str, CacheKind] = {"contiguous": "contiguous", f"pages of {_PAGE_SIZE}": "paged"}
+    ``page_size`` is that of the cases.
+    """
+    kinds: dict[str, CacheKind] = {"contiguous": "contiguous", f"pages of {page_size}": "paged"}
+    return tuple(Candidate(name, partial(_decode, kind, arch)) for name, kind in kinds.items())
 
 
 def _decode(kind: CacheKind, arch: Arch | None, case: Case, inputs: Inputs, device: Device) -> Call:
     target: TargetName = "emulator" if arch is None else "gpu"
+    if case.page_scales and kind != "paged":
+        raise RefusedError("scales of pages are for a cache in pages")
     try:
         kernel = build(case.spec_with(kind), arch=arch, target=target)
     except (PlanError, CompileError) as error:
         raise RefusedError(str(error)) from error
-    k, v, table = inputs.k, inputs.v, None
+    k, v, table, scales = inputs.k, inputs.v, None, None
     if kind == "paged" or case.cache_dtype is not None:
         k, v = (np.asarray(device.get(x)).astype(kernel.plan.spec.cache_element.numpy()) for x in (k, v))
         if kind == "paged":
-            each = -(-case.len // _PAGE_SIZE)
+            each = -(-case.len // case.page_size)
             order = np.random.default_rng(case.len).permutation(case.batch * each).astype(np.int32)
-            k, v, table = _in_pages(k, order), _in_pages(v, order), device.put(order.reshape(case.batch, each))
+            k, v = (_in_pages(x, order, case.page_size) for x in (k, v))
+            table = device.put(order.reshape(case.batch, each))
+            scales = device.put(np.ones(len(order), np.float32)) if case.page_scales else None
         k, v = device.put(k), device.put(v)
-    cache = KVCache(device.put(np.full(case.batch, case.len, np.int32)), block_table=table)
+    lengths = device.put(np.array(case.lengths, np.int32))
+    cache = KVCache(lengths, block_table=table, k_scale=scales, v_scale=scales)
     return lambda: kernel(inputs.q, k, v, cache=cache)[:1]
 
 
-def _in_pages(x: Any, order: Any) -> Any:
+def _in_pages(x: Any, order: Any, page_size: int) -> Any:
     """The keys or values in pages, of which number ``order[i]`` is the i-th in the order of keys."""
     batch, length, *rest = x.shape
     each = len(order) // batch
-    padded = np.zeros((batch, each * _PAGE_SIZE, *rest), x.dtype)
+    padded = np.zeros((batch, each * page_size, *rest), x.dtype)
     padded[:, :length] = x
-    pages = np.empty((len(order), _PAGE_SIZE, *rest), x.dtype)
-    pages[order] = padded.reshape(len(order), _PAGE_SIZE, *rest)
+    pages = np.empty((len(order), page_size, *rest), x.dtype)
+    pages[order] = padded.reshape(len(order), page_size, *rest)
     return pages
 
 

@@ -36,7 +36,7 @@ class Row:
 
     @property
     def gbps(self) -> float:
-        """Bytes of keys and values by the time, in GB/s: what bounds a step that generates."""
+        """Bytes that are read of keys and values by the time, in GB/s: what bounds a step that generates."""
         return (self.case.kv_bytes if self.peer else self.case.cache_bytes) / self.timing.ms / 1e6
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,6 +54,10 @@ class Row:
             "heads_kv": c.kv_heads,
             "new_tokens": c.new_tokens,
             "cache_dtype": c.cache_dtype,
+            "page_size": c.page_size if c.is_decode else None,
+            "page_scales": c.page_scales,
+            "window": c.window,
+            "ragged": c.ragged,
             "gbps": self.gbps,
             "ms": self.timing.ms,
             "tflops": self.tflops,

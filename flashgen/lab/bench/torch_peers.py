@@ -36,6 +36,10 @@ def _prepare(attention: Attention, case: Case, inputs: Inputs, device: Device) -
 def _decoding(attention: Attention, case: Case) -> Attention:
     """What attends to a cache; a RefusedError for what cannot."""
     if isinstance(attention, partial) and attention.func is _sdpa:
+        if case.ragged:
+            raise RefusedError("it has no lengths of sequences")
+        if case.window is not None:
+            raise RefusedError("it has no windows")
         if case.new_tokens > 1 and case.causal:
             raise RefusedError("its causal mask is aligned with the first key")
         return partial(_sdpa_decode, *attention.args)
@@ -55,7 +59,15 @@ def _flash_decode(third: bool, case: Case, q: torch.Tensor, k: torch.Tensor, v: 
         from flash_attn_interface import flash_attn_with_kvcache
     else:
         from flash_attn.flash_attn_interface import flash_attn_with_kvcache
-    return _first(flash_attn_with_kvcache(q, k, v, cache_seqlens=case.len, causal=case.causal))
+    window = (-1, -1) if case.window is None else (case.window, 0)
+    lengths = _on_device(case.lengths, str(q.device)) if case.ragged else case.len
+    return _first(flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=case.causal, window_size=window))
+
+
+@cache
+def _on_device(lengths: tuple[int, ...], device: str) -> torch.Tensor:
+    # A copy to the device would be timed in each call.
+    return torch.tensor(lengths, dtype=torch.int32, device=device)
 
 
 def _sdpa(backend: SDPBackend, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

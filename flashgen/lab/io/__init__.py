@@ -1,1 +1,1 @@
-"""Bytes between device memory and the chip: modelled by algorithm, and counted on the emulator."""
+"""Bytes between device memory and the chip: modeled by algorithm, and counted on the emulator."""

@@ -12,7 +12,7 @@ from flashgen import pipeline
 from flashgen.arch import Arch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
-from flashgen.lab.io.decode import runs_by_decode
+from flashgen.lab.io.decode import attending_role
 from flashgen.lab.io.model import NOTE, sizes_of
 from flashgen.lab.io.names import shown
 from flashgen.lab.io.planned import planned
@@ -22,6 +22,7 @@ from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
 from flashgen.lab.text import bytes_text, html_table, table
 from flashgen.launch.arrays.array import HOST
 from flashgen.plan import plan
+from flashgen.plan.cache import DECODE
 from flashgen.plan.model.plans import AttentionPlan, Pass
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Schedule
 
@@ -37,7 +38,7 @@ _COLUMNS = ("kernel", "array", "read: model", "counted", "written: model", "coun
 
 @dataclass(frozen=True, slots=True)
 class IOCount:
-    """What was modelled and what was counted, kernel by kernel; ``str()`` draws them side by side."""
+    """What was modeled and what was counted, kernel by kernel; ``str()`` draws them side by side."""
 
     sizes: Sizes
     model: AlgorithmIO
@@ -116,7 +117,7 @@ def count_io(
     if spec.tensors:
         raise ArgumentError(f"{spec.describe()} captures tensors, whose loads the model leaves out; count it without")
     attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
-    if spec.cache and not runs_by_decode(sizes, attention):
+    if spec.cache and attending_role(sizes, attention) != DECODE:
         raise ArgumentError(
             f"{spec.describe()} is counted for calls of the decode kernel alone; count fewer than 64 queries and some"
             " keys in bf16 or fp16, or a spec without a cache"

@@ -8,8 +8,9 @@ from itertools import pairwise
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import KernelIO
 from flashgen.lab.io.visits import Side, walk
-from flashgen.plan.decode.parts import min_units, prefers_decode, row_tiles, team_size
-from flashgen.plan.model.plans import AttentionPlan, KernelPlan
+from flashgen.plan.cached_calls import CachedCall, attending_kernel
+from flashgen.plan.decode.parts import min_units, row_tiles, team_size
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 
 #: Rows of one product by tensor cores.
 _ROW_BLOCK = 16
@@ -43,14 +44,9 @@ class Split:
         return f"{text}; {merged}"
 
 
-def runs_by_decode(sizes: Sizes, attention: AttentionPlan) -> bool:
-    """Whether a call of these sizes runs by the decode kernel."""
-    if not attention.has("decode"):
-        return False
-    if attention.forward.role == "decode":
-        # No other kernel reads such a cache.
-        return True
-    return prefers_decode(attention.kernel("decode"), sizes.problem, batch_invariant=False)
+def attending_role(sizes: Sizes, attention: AttentionPlan) -> Role:
+    """The kernel that a call of these sizes runs, from a contiguous cache or one in pages of whole boxes."""
+    return attending_kernel(attention, sizes.problem, CachedCall()).role
 
 
 def split_of(sizes: Sizes, kernel: KernelPlan) -> Split:

@@ -9,12 +9,13 @@ from flashgen.arch import Arch, get_arch
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError, SpecError
-from flashgen.lab.io.decode import runs_by_decode, split_of
+from flashgen.lab.io.decode import attending_role, split_of
 from flashgen.lab.io.planned import launched, planned
 from flashgen.lab.io.registry import rows, spec_of_pass
 from flashgen.lab.io.result import IOModel
 from flashgen.lab.io.sizes import MULTIPROCESSORS, Sizes
 from flashgen.plan import plan
+from flashgen.plan.cache import DECODE
 from flashgen.plan.model.plans import Pass
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -45,17 +46,17 @@ def io_model(
     of each algorithm, from the tiles, passes and workspaces of their plans: :func:`count_io` agrees with those.
 
     ``len_kv`` is by default ``len_q``, and ``heads_kv`` is ``heads``. ``sram`` is the on-chip memory of a block in
-    bytes, M of the papers, by default the most that ``arch`` gives one. No cache of the GPU is modelled: whatever a
+    bytes, M of the papers, by default the most that ``arch`` gives one. No cache of the GPU is modeled: whatever a
     block reads twice counts twice.
 
-    With a cache of keys and values, all sequences have ``len_kv`` keys in it. Few new tokens run by the decode kernel,
+    With a cache of keys and values, all sequences have ``len_kv`` keys in it. Few new tokens use the decode kernel,
     and ``multiprocessors`` decides into how many parts it splits the keys.
     """
     sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, sram, arch, pass_, multiprocessors)
     attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
-    by_decode = runs_by_decode(sizes, attention)
-    note = DECODE_NOTE.format(split_of(sizes, attention.kernel("decode")).describe()) if by_decode else NOTE
-    own = planned("plan", sizes, attention, launched(attention, pass_, by_decode=by_decode), note)
+    attending = attending_role(sizes, attention) if spec.cache else None
+    note = DECODE_NOTE.format(split_of(sizes, attention.kernel(DECODE)).describe()) if attending == DECODE else NOTE
+    own = planned("plan", sizes, attention, launched(attention, pass_, attending=attending), note)
     return IOModel(sizes, (*rows(sizes), own))
 
 

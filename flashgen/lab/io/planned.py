@@ -11,6 +11,7 @@ from flashgen.lab.io.names import shown
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
 from flashgen.plan import workspaces
+from flashgen.plan.cache import PREFILL
 from flashgen.plan.calls import PHASES
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Role
 
@@ -25,6 +26,7 @@ _FORWARD: dict[str, _Model] = {
 }
 _BY_ROLE: dict[Role, _Model] = {
     "forward": flash.forward,
+    PREFILL: flash.forward,
     "decode": decode.forward,
     "prepare": flash.prepare,
     "main": flash.main,
@@ -58,20 +60,25 @@ def planned(name: str, sizes: Sizes, attention: AttentionPlan, roles: Sequence[R
 
 
 def launched(
-    attention: AttentionPlan, pass_: Pass, *, phased: bool = False, stored_p: bool = False, by_decode: bool = False
+    attention: AttentionPlan,
+    pass_: Pass,
+    *,
+    phased: bool = False,
+    stored_p: bool = False,
+    attending: Role | None = None,
 ) -> list[Role]:
     """The roles of the kernels that a call launches.
 
     ``phased``: a grid whose blocks do not all run at once takes several launches. ``stored_p``: the backward pass gets
-    P from the forward pass; otherwise a plan that stores P computes it again. ``by_decode``: a call with a cache runs
-    by the decode kernel.
+    P from the forward pass; otherwise a plan that stores P computes it again. ``attending``: the kernel that reads the
+    cache; by default ``forward``.
     """
     roles = [kernel.role for kernel in attention.kernels if kernel.pass_ == pass_ and kernel.role in _BY_ROLE]
     if pass_ == "backward":
         again = ["scores", "softmax"] if attention.stores_probabilities and not stored_p else []
         return again + roles
     if attention.spec.cache:
-        return ["decode"] if by_decode else ["forward"]
+        return [attending or "forward"]
     if attention.has(PHASES[0]):
         return list(PHASES) if phased else ["forward"]
     return roles

@@ -84,7 +84,7 @@ class Sizes:
     @property
     def o(self) -> int:
         """Bytes of O; dO has as many."""
-        return self.rows * self.spec.head_dim_v * self.item
+        return self.rows * self.spec.head_dim_v * self.spec.out_element.bytes
 
     @property
     def k(self) -> int:

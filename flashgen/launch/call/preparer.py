@@ -53,12 +53,13 @@ from flashgen.launch.kvcache.cached import cached_problem, cached_values, combin
 from flashgen.launch.kvcache.decode import Parts
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
-from flashgen.plan.cache import ATTENDING, DECODE, PREFILL
+from flashgen.plan.cache import ATTENDING, DECODE
+from flashgen.plan.cached_calls import CachedCall, attending_kernel, reaches_keys
 from flashgen.plan.calls import PHASES, runs_at_once
-from flashgen.plan.decode.parts import check_units, prefers_decode
+from flashgen.plan.decode.parts import check_units
 from flashgen.plan.fallbacks import access_without_maps
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
-from flashgen.plan.splits import prefers_prefill, with_splits
+from flashgen.plan.splits import with_splits
 from flashgen.spec import AttentionSpec
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
@@ -113,10 +114,6 @@ def _runs_at_once(forward: Ready | None, problem: Problem) -> bool:
     )
 
 
-def _has_leftpad(given: _Given) -> bool:
-    return any(array.name == "cache_leftpad" for array in given.beside)
-
-
 class Preparer:
     """Prepares the calls of one built kernel."""
 
@@ -144,14 +141,15 @@ class Preparer:
         plan = self._variants.plan(access)
         parts, launched = None, problem
         if spec.cache:
-            chosen = self._chosen(request, given, problem, kernels, maps)
-            roles = tuple(role for role in roles if role == chosen or role not in ATTENDING)
-            if chosen == "forward":
+            attending = attending_kernel(plan, problem, self._cached_call(request, given))
+            roles = tuple(role for role in roles if role == attending.role or role not in ATTENDING)
+            if attending.role == "forward":
                 most, asked = self._target.multiprocessors(device), request.side.num_splits
                 # One block goes over all keys of a row, so its result depends on no other row.
                 asked = 1 if request.side.batch_invariant else asked
-                launched = problem = with_splits(problem, asked, plan.kernel("forward"), most)
-            if chosen == DECODE:
+                launched = problem = with_splits(problem, asked, attending, most)
+            if attending.role == DECODE:
+                check_units(attending, problem)
                 # Rows without keys have results, too. Without rows there is nothing to launch.
                 launched = replace(problem, len_kv=max(problem.len_kv, 1) if problem.len_q else 0)
                 parts = Parts.of(kernels[DECODE], launched, request.side)
@@ -176,34 +174,10 @@ class Preparer:
         checked = offsets_of(request.side, given.beside, q, k, has_cache=spec.cache is not None)
         return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
 
-    def _chosen(
-        self, request: Request, given: _Given, problem: Problem, kernels: Mapping[Role, Ready], maps: Maps
-    ) -> Role:
-        """The kernel that a call with a cache runs by."""
-        invariant = request.side.batch_invariant
-        decode = kernels.get(DECODE)
-        if (
-            "forward" in kernels
-            and decode is not None
-            and (not decode.plan.boxes or self._in_boxes(given))
-            and prefers_decode(decode.plan, problem, batch_invariant=invariant)
-        ):
-            return DECODE
-        if PREFILL in maps and not invariant and self._prefers_prefill(request, given, problem):
-            return PREFILL
-        if "forward" in kernels:
-            return "forward"
-        check_units(kernels[DECODE].plan, problem)
-        return DECODE
-
-    def _in_boxes(self, given: _Given) -> bool:
-        """Whether TMA can copy the keys: a box lies in one page, which those behind a left pad need not do."""
-        return self._spec.cache != "paged" or not _has_leftpad(given)
-
-    def _prefers_prefill(self, request: Request, given: _Given, problem: Problem) -> bool:
-        k = given.of(request.pass_, "k")
-        page_size = k.shape[1] if self._spec.cache == "paged" else None
-        return prefers_prefill(problem, request.side.num_splits, page_size, _has_leftpad(given))
+    def _cached_call(self, request: Request, given: _Given) -> CachedCall:
+        page_size = given.of(request.pass_, "k").shape[1] if self._spec.cache == "paged" else None
+        has_leftpad = any(array.name == "cache_leftpad" for array in given.beside)
+        return CachedCall(page_size, has_leftpad, request.side.num_splits, request.side.batch_invariant)
 
     def _stretches(self, request: Request) -> list[Buffer]:
         """The memory that kernels may read in the arrays of a call."""
@@ -271,13 +245,15 @@ class Preparer:
     def _access(self, request: Request, given: _Given, rows: Problem, problem: Problem) -> tuple[int, Maps]:
         """The alignment to plan for, and the tensor maps."""
         widest = self._variants.default
-        outputs = self._outputs(request, rows, problem, self._variants.plan(widest))
+        plan = self._variants.plan(widest)
+        outputs = self._outputs(request, rows, problem, plan)
         every = [*given.infos, *(output.at(0) for output in outputs)]
         aligned = (alignment((info,), ARGUMENTS[info.dtype].bytes) for info in given.infos[:_STRIDED])
         access = min(widest, *aligned)
-        forward = self._variants.plan(widest).forward
-        if not self._in_boxes(given) and forward.role == DECODE and forward.boxes:
-            access = min(access, access_without_maps(self._variants.plan(widest)))
+        if self._spec.cache:
+            call = self._cached_call(request, given)
+            if not reaches_keys(attending_kernel(plan, problem, call), call):
+                access = min(access, access_without_maps(plan))
         device = given.infos[0].device
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
 

@@ -20,7 +20,7 @@ _NO_GPU = "install the NVIDIA driver, or name an arch (arch='sm_80') to build wi
 
 
 class CudaDriver:
-    """An initialised driver with at least one device."""
+    """An initialized driver with at least one device."""
 
     def __init__(self) -> None:
         try:
@@ -210,7 +210,7 @@ _lock = threading.Lock()
 
 
 def get_driver() -> CudaDriver:
-    """The process's driver, initialised on first use; NoGpuError when there is none."""
+    """The process's driver, initialized on first use; NoGpuError when there is none."""
     global _driver
     with _lock:
         if _driver is None:

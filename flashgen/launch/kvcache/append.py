@@ -33,7 +33,7 @@ class Appender:
 
     def __init__(self, spec: AttentionSpec, target: Target, load: Load) -> None:
         self._spec, self._target, self._load = spec, target, load
-        self._places = GivenArrays(spec)
+        self._given_arrays = GivenArrays(spec)
         self._calls: dict[Any, Call] = {}
 
     def __call__(
@@ -48,7 +48,7 @@ class Appender:
     ) -> Found:
         """The prepared call for these arguments: a remembered one, if there was a call like it."""
         self._target.check()
-        names, places = self._places.of(cache)
+        names, places = self._given_arrays.of(cache)
         if cache.seqlens is None:
             raise ArgumentError(
                 "cache.seqlens=None: new keys are appended to those in the cache; pass how many keys it has"

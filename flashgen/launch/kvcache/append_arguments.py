@@ -34,11 +34,11 @@ def check_append(spec: AttentionSpec, infos: Infos, *, on_host: bool) -> None:
     q = infos.get("q", new_k)
     check_forward(spec, q, k, infos["v"], on_host=on_host)
     check_forward(spec, q, new_k, infos["new_v"], on_host=on_host, cached=False)
-    check_cache(_places(spec, infos), new_k, k)
-    check_scales(spec, _places(spec, infos), new_k.shape[0], k)
+    check_cache(_locating_arrays(spec, infos), new_k, k)
+    check_scales(spec, _locating_arrays(spec, infos), new_k.shape[0], k)
     problems = list(_problems(infos))
     if "rotary_cos" in infos:
-        problems += _angle_problems(infos, capacity(_places(spec, infos), k))
+        problems += _angle_problems(infos, capacity(_locating_arrays(spec, infos), k))
     if problems:
         raise ArgumentError("\n".join(problems))
 
@@ -47,18 +47,18 @@ def append_values(
     spec: AttentionSpec, infos: Infos, rotary: Rotary | None, outputs: Sequence[Output]
 ) -> dict[str | None, Value]:
     """All parameters but the addresses. Strides of missing arrays are 0."""
-    q, new_k, k, places = infos.get("q"), infos["new_k"], infos["k"], _places(spec, infos)
+    q, new_k, k, locating = infos.get("q"), infos["new_k"], infos["k"], _locating_arrays(spec, infos)
     values: dict[str | None, Value] = {
         None: 0,
         "heads_q": q.shape[2] if q else 0,
         "heads_kv": new_k.shape[2],
         "len_q": q.shape[1] if q else 0,
-        "len_kv": capacity(places, k),
+        "len_kv": capacity(locating, k),
         "len_new": new_k.shape[1],
         "page_size": k.shape[1],
-        "table_row": next((a.strides[0] for a in places if a.name == "block_table"), 0),
+        "table_row": next((a.strides[0] for a in locating if a.name == "block_table"), 0),
         **_angle_values(infos, rotary),
-        **scale_values(spec, places),
+        **scale_values(spec, locating),
     }
     strides = {name: info.strides for name, info in infos.items()}
     strides |= {output.name: contiguous_strides(output.shape) for output in outputs}
@@ -68,7 +68,7 @@ def append_values(
     return values
 
 
-def _places(spec: AttentionSpec, infos: Infos) -> list[ArrayInfo]:
+def _locating_arrays(spec: AttentionSpec, infos: Infos) -> list[ArrayInfo]:
     """The arrays that locate the sequences in the cache."""
     return [infos[name] for name in cache_arrays(spec) if name in infos]
 

@@ -13,6 +13,7 @@ from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, Q_SCALE, SCALES, c
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
+#: Kernels compute with lengths, and with sums of two of them, in 32 bits.
 _LENGTH_LIMIT = 2**30
 
 
@@ -21,7 +22,7 @@ class GivenArrays:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
-        # By which arrays are None, because this runs at every call.
+        # Keyed by which arrays are None, and remembered, because this runs on every call.
         self._known: dict[tuple[bool, ...], tuple[tuple[str, ...], Callable[[KVCache], tuple[Any, ...]]]] = {}
 
     def of(self, cache: KVCache | None) -> tuple[tuple[str, ...], tuple[Any, ...]]:

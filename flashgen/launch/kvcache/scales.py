@@ -8,7 +8,7 @@ from typing import TypeAlias
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.packing import Value
-from flashgen.plan.cache import Q_SCALE, SCALES
+from flashgen.plan.cache import Q_SCALE, SCALES, first_scale_axis
 from flashgen.spec import AttentionSpec
 
 Values: TypeAlias = dict[str | None, Value]
@@ -28,14 +28,16 @@ def query_scale_values(spec: AttentionSpec, arrays: Sequence[ArrayInfo], q: Arra
     """The strides between the scales of sequences, of heads of keys, and of the query heads that share such a head."""
     if not spec.element.is_eight_bit:
         return {}
-    values: Values = {f"{Q_SCALE}_{axis}": 0 for axis in ("row", "group", "head")}
+    values: Values = {f"{Q_SCALE}_{axis}": 0 for axis in ("batch", "group", "head")}
     for a in arrays:
         if a.name != Q_SCALE or not a.shape:
             continue
-        heads = _apart(a, -1)
-        each = q.shape[2] // k.shape[2] if a.shape[-1] == q.shape[2] and k.shape[2] else 1
-        values |= {f"{Q_SCALE}_group": heads * each, f"{Q_SCALE}_head": heads if each > 1 else 0}
-        values[f"{Q_SCALE}_row"] = _apart(a, 0) if len(a.shape) == 2 else 0
+        stride, group = _apart(a, -1), 1
+        if a.shape[-1] == q.shape[2] and k.shape[2]:
+            # Query heads that share a head of keys have scales of their own.
+            group = q.shape[2] // k.shape[2]
+        values |= {f"{Q_SCALE}_group": stride * group, f"{Q_SCALE}_head": stride if group > 1 else 0}
+        values[f"{Q_SCALE}_batch"] = _apart(a, 0) if len(a.shape) == 2 else 0
     return values
 
 
@@ -43,14 +45,15 @@ def scale_values(spec: AttentionSpec, arrays: Sequence[ArrayInfo]) -> Values:
     """The strides between the scales of sequences, or of pages, and of heads. Those that share a scale are 0 apart."""
     if not spec.cache_dtype:
         return {}
-    values: Values = {f"{name}_{axis}": 0 for name in SCALES for axis in ("row", "head")}
+    first = first_scale_axis(spec)
+    values: Values = {f"{name}_{axis}": 0 for name in SCALES for axis in (first, "head")}
     for a in arrays:
         if a.name not in SCALES:
             continue
         if len(a.shape) == 2:
-            values |= {f"{a.name}_row": _apart(a, 0), f"{a.name}_head": _apart(a, 1)}
+            values |= {f"{a.name}_{first}": _apart(a, 0), f"{a.name}_head": _apart(a, 1)}
         elif len(a.shape) == 1:
-            values[f"{a.name}_{'row' if spec.page_scales else 'head'}"] = _apart(a, 0)
+            values[f"{a.name}_{'page' if spec.page_scales else 'head'}"] = _apart(a, 0)
     return values
 
 

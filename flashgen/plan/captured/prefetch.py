@@ -26,7 +26,7 @@ def prefetched_loads_of(expressions: Expressions, most_bytes: int = MAX_PREFETCH
 def prefetched_loads(
     score: Node | None, elements: Mapping[str, str], most_bytes: int = MAX_PREFETCH_BYTES
 ) -> tuple[Load, ...]:
-    """Loads that differ from pair to pair and whose last index is k, so that a lane's pairs are neighbours in memory.
+    """Loads that differ from pair to pair and whose last index is k, so that a lane's pairs are neighbors in memory.
 
     As many as registers hold. ``elements`` are the tensors' C++ types.
     """

@@ -7,7 +7,8 @@ from dataclasses import replace
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE, query_scale_params, scale_params
-from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.config import COUNTERS, decode_config
+from flashgen.plan.decode.parts import PROMPT_QUERIES
 from flashgen.plan.decode.tiles import holds_queries, padded_dims, smem_of, tiles_of
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_FORWARD
@@ -15,9 +16,7 @@ from flashgen.plan.model.plans import Constant, KernelPlan, ParamTable
 from flashgen.plan.portable.forward import copies_asynchronously
 from flashgen.spec import AttentionSpec, Schedule
 
-#: Counters of a launch: one for each block whose last item others share.
-COUNTERS = 1024
-#: What becomes of the rows of Q beside an 8-bit cache, by their dtype.
+#: What becomes of the rows of Q with an 8-bit cache, by their dtype.
 _QUERY_REASONS = {
     "bf16": ", and each row of Q becomes fp16 times a power of two",
     "e4m3": ", and so does Q, whose scales are factors of the scores",
@@ -25,19 +24,23 @@ _QUERY_REASONS = {
 
 
 def can_decode(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether calls with a cache and few new queries run by this kernel."""
+    """Whether calls with a cache and few new queries can use this kernel."""
     if spec.cache is None or spec.dropout or not spec.element.is_half or schedule != Schedule():
         return False
     return copies_asynchronously(arch, access_bytes) and tiles_of(spec, arch) is not None
 
 
-def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPlan:
-    """The kernel for calls with a cache and few new queries."""
+def plan_decode(
+    spec: AttentionSpec, arch: Arch, access_bytes: int, why_not_hopper: str | None, why_not_prefill: str | None
+) -> KernelPlan:
+    """The kernel for calls with a cache and few new queries.
+
+    The last two arguments say, in a clause, why Hopper's kernels do not read the cache: that for few queries, and that
+    for many.
+    """
     tiles = tiles_of(spec, arch)
     assert tiles is not None, "can_decode says whether there are any"
     dim, dim_v = padded_dims(spec)
-    tile_bytes = tiles.keys * (dim + dim_v) * spec.cache_element.bytes
-    merged = merged_parts(read_time(tile_bytes, tiles.blocks), dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -48,23 +51,17 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         arch=arch,
         threads=32 * tiles.warps,
         config_type="DecodeConfig",
-        config=(
-            Constant("head_dim", spec.head_dim),
-            Constant("head_dim_v", spec.head_dim_v),
-            Constant("tile_q", tiles.rows, "new tokens times the query heads that share a key/value head"),
-            Constant("tile_kv", tiles.keys, "keys per step"),
-            Constant("stages", tiles.stages),
-            Constant("warps", tiles.warps),
-            Constant("producers", 0),
-            Constant("producer_registers", 0),
-            Constant("consumer_registers", 0),
-            Constant("holds_queries", holds_queries(spec), "each warp keeps its rows of Q in registers"),
-            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
-            Constant("item_tiles", item_tiles(tile_bytes, tiles.blocks), "fixed cost of an item, in tiles"),
-            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
-            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
-            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
-            Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
+        config=decode_config(
+            spec,
+            rows=tiles.rows,
+            keys=tiles.keys,
+            stages=tiles.stages,
+            warps=Constant("warps", tiles.warps),
+            access_bytes=access_bytes,
+            tile_bytes=tiles.keys * (dim + dim_v) * spec.cache_element.bytes,
+            blocks=tiles.blocks,
+            columns=dim_v,
+            holds_queries=holds_queries(spec),
         ),
         params=DECODE_FORWARD if spec.cache_dtype is None else _eight_bit_params(spec),
         smem=smem_of(spec, tiles),
@@ -75,7 +72,11 @@ def plan_decode(spec: AttentionSpec, arch: Arch, access_bytes: int) -> KernelPla
         min_blocks=tiles.blocks,
         is_persistent=True,
         counters=COUNTERS,
-        reasons=(tiles.reason, *_eight_bit_reasons(spec)),
+        reasons=(
+            tiles.reason,
+            *_eight_bit_reasons(spec, arch, why_not_prefill),
+            *((f"not by wgmma and TMA: {why_not_hopper}",) if arch.has_wgmma else ()),
+        ),
     )
 
 
@@ -99,13 +100,21 @@ def check_eight_bits(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         )
 
 
-def _eight_bit_reasons(spec: AttentionSpec) -> tuple[str, ...]:
+def _eight_bit_reasons(spec: AttentionSpec, arch: Arch, why_not_prefill: str | None) -> tuple[str, ...]:
     if spec.cache_dtype is None:
         return ()
+    if why_not_prefill is None:
+        prompts = (
+            f"{PROMPT_QUERIES} new tokens and more run the kernel prefill, which takes no num_splits, no "
+            "batch_invariant, no left pad in pages, and only pages of a multiple of 8 keys"
+        )
+    else:
+        prompts = "it takes any number of queries; each tile of rows of a long prompt reads all keys once"
+        prompts += f"; prompts are not for FlashAttention-3: {why_not_prefill}" if arch.has_wgmma else ""
     return (
         f"{spec.cache_dtype} keys and values become fp16 on their way to tensor cores, which is exact"
         + _QUERY_REASONS.get(spec.dtype, ""),
-        "it reads 8-bit caches for any number of queries; each tile of rows of a long prompt reads all keys once",
+        prompts,
     )
 
 
@@ -118,13 +127,3 @@ def _eight_bit_params(spec: AttentionSpec) -> ParamTable:
         own += query_scale_params()
     params = [replace(p, declared=declared.get(p.name, p.declared)) for p in DECODE_FORWARD.params]
     return ParamTable.widest_first((*params, *own))
-
-
-def varies_by_head(spec: AttentionSpec) -> bool:
-    """Whether the bounds of the mask over tiles depend on the query head."""
-    rule = spec.mask.rule
-    if spec.mask.rest is None or rule is None:
-        return False
-    from flashgen.expr.tree.nodes import USES
-
-    return any(bool(node.uses & USES["h"]) for node in (rule.may, rule.key_begin, rule.key_end))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import DECODE
-from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.config import COUNTERS, decode_config
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_FORWARD
 from flashgen.plan.model.plans import Constant, KernelPlan, SmemMap
@@ -24,9 +23,10 @@ _CANDIDATES = ((64, 64, 8), (64, 32, 8), (32, 32, 4), (32, 16, 4))
 #: Registers of a thread for O: more leave too few for scores and addresses.
 _MAX_OUTPUT_REGISTERS = 128
 _MAX_STAGES = 4
-#: What a multiprocessor of an H200 computes in a nanosecond, measured.
+#: Floating-point operations that an H200's multiprocessor does in a nanosecond by mma.sync, measured. A multiply-add
+#: counts as two.
 _PRODUCT_RATE = 1800
-#: The scheduler's state, and what else threads exchange beside numbers of rows.
+#: The scheduler's state. `_shared_bytes` adds what is kept for each row and warp.
 _SCHEDULER_BYTES = 256
 _FLOAT_BYTES = 4
 
@@ -68,10 +68,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int, why_not_hopp
     ``why_not_hopper``: why Hopper's kernel does not take the spec, as a clause.
     """
     tiles = latent_tiles(spec, arch)
-    tile_bytes = tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes
     products = 2 * tiles.rows * tiles.keys * (spec.head_dim + 2 * spec.head_dim_v)
-    tile_time = max(read_time(tile_bytes), products / _PRODUCT_RATE)
-    merged = merged_parts(tile_time, spec.head_dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -82,23 +79,15 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int, why_not_hopp
         arch=arch,
         threads=32 * tiles.warps,
         config_type="DecodeConfig",
-        config=(
-            Constant("head_dim", spec.head_dim),
-            Constant("head_dim_v", spec.head_dim_v),
-            Constant("tile_q", tiles.rows, "new tokens times the query heads that share a key/value head"),
-            Constant("tile_kv", tiles.keys, "keys per step"),
-            Constant("stages", tiles.stages),
-            Constant("warps", tiles.warps, "which split the columns of O between them"),
-            Constant("producers", 0),
-            Constant("producer_registers", 0),
-            Constant("consumer_registers", 0),
-            Constant("holds_queries", False, "Q stays in shared memory"),
-            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
-            Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
-            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
-            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
-            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
-            Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
+        config=decode_config(
+            spec,
+            rows=tiles.rows,
+            keys=tiles.keys,
+            stages=tiles.stages,
+            warps=Constant("warps", tiles.warps, "which split the columns of O between them"),
+            access_bytes=access_bytes,
+            tile_bytes=tiles.keys * (spec.head_dim + spec.head_dim_v) * spec.element.bytes,
+            product_time=products / _PRODUCT_RATE,
         ),
         params=LATENT_FORWARD,
         smem=_smem_of(spec, tiles),
@@ -110,7 +99,7 @@ def plan_latent(spec: AttentionSpec, arch: Arch, access_bytes: int, why_not_hopp
         counters=COUNTERS,
         reasons=(
             f"O of {tiles.rows} rows takes {_output_registers(spec, tiles.rows, tiles.warps)} registers of each thread "
-            f"where {tiles.warps} warps split its columns; they exchange S through shared memory",
+            f"where {tiles.warps} warps split its columns; they exchange P through shared memory",
             f"each key is read once for {tiles.rows} rows, and {tiles.stages} stages hold {tiles.keys} keys each",
             "this kernel alone takes qv, also for long prompts",
             *((f"not by wgmma and TMA: {why_not_hopper}",) if arch.has_wgmma else ()),
@@ -151,5 +140,6 @@ def _smem_of(spec: AttentionSpec, tiles: LatentTiles) -> SmemMap:
 
 
 def _shared_bytes(tiles: LatentTiles) -> int:
-    """The scheduler; of each row a total, a factor and what each warp found; of each warp whether it is masked."""
+    """The scheduler, with a count of each warp; of each row a total of two numbers, a factor and what each warp found;
+    of each warp whether the mask cuts its keys."""
     return _SCHEDULER_BYTES + _FLOAT_BYTES * (tiles.rows * (3 + tiles.key_warps) + 2 * tiles.warps)

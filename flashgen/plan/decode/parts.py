@@ -1,4 +1,4 @@
-"""Which calls run by the decode kernel, how their keys are cut into parts, and the workspace that parts take."""
+"""Which calls use the decode kernel, how their keys are cut into parts, and the workspace that parts take."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import count
 from flashgen.errors import ArgumentError
 from flashgen.plan.model.plans import KernelPlan, Problem
 
-#: From 64 queries on, a tile of the forward kernel is full with rows of one head. Below that, this kernel never reads
-#: keys more often, because its tiles hold the rows of all heads of a group.
-_MAX_QUERIES = 63
+#: From so many queries on, the rows of one head fill a tile of the forward kernels. With fewer, the decode kernel never
+#: reads keys more often than those, because its tiles hold the rows of all heads of a group.
+PROMPT_QUERIES = 64
 #: The parameter of kernels whose blocks form teams, the largest team, and the share of its blocks that have rows.
 TEAM = "team"
 _LARGEST_TEAM, _MIN_USED = 4, 0.8
@@ -26,12 +26,12 @@ _MERGED_ROWS, _PART_BYTES = 8, 4
 
 
 def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: bool) -> bool:
-    """Whether a call runs by the decode kernel.
+    """Whether a call uses the decode kernel, where a plan has others.
 
-    The number of queries of the longest sequence decides. The sequences of a batch-invariant call run by this kernel in
-    any batch.
+    The number of queries of the longest sequence decides. Batch-invariant calls always use this kernel, so that a
+    sequence has the same one in any batch.
     """
-    few = problem.len_q <= _MAX_QUERIES or batch_invariant
+    few = problem.len_q < PROMPT_QUERIES or batch_invariant
     return few and problem.len_kv > 0 and _units(decode, problem) <= _MAX_UNITS
 
 
@@ -66,7 +66,7 @@ def min_units(decode: KernelPlan, tiles: int, rows: int) -> int:
 
 
 def check_units(decode: KernelPlan, problem: Problem) -> None:
-    """Raises ArgumentError for a call of more tiles than this kernel counts, where no other kernel runs it."""
+    """Raises ArgumentError for a call of more tiles than this kernel counts."""
     units = _units(decode, problem)
     if units > _MAX_UNITS:
         raise ArgumentError(

@@ -17,7 +17,7 @@ def has_slope(spec: AttentionSpec) -> bool:
 def loads_ahead(spec: AttentionSpec) -> bool:
     """Whether what the score loads for each pair comes while S is multiplied.
 
-    By two neighbouring keys in one load, rather than an element a load when the scores are there: at head_dim 64 17.2
+    By two neighboring keys in one load, rather than an element a load when the scores are there: at head_dim 64 17.2
     ms rather than 26.6, and at 128 13.0 rather than 17.4 (H200, 16,384 tokens). Block-sparse masks need the registers.
     """
     if is_block_sparse(spec) or not changes_scores(spec) or spec.score is None or not spec.score.traced.tensors:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
-from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.config import COUNTERS, decode_config
 from flashgen.plan.hopper.units import PANEL, ROWS, STEP, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import DECODE_SM90
@@ -18,7 +17,7 @@ _WARPS, _PRODUCERS = 8, 4
 #: By the largest head_dim + head_dim_v: keys of a tile, and registers of producers and consumers. Small heads get more
 #: keys, because a step's latency does not depend on its tile. Larger tiles would leave short sequences too few of them.
 #: Tiles of 128 keys need more producer registers for the loop over boxes.
-_TILES = {128: (128, 56, 224), 256: (64, 40, 232), 512: (32, 40, 232)}
+_TILES = {128: (128, (56, 224)), 256: (64, (40, 232)), 512: (32, (40, 232))}
 #: An even number, so that a stage belongs to one warpgroup.
 _MAX_STAGES = 8
 _RESULT_BYTES = 4
@@ -27,23 +26,28 @@ _SCHEDULER_BYTES = 1024
 _TOTALS_BYTES = 8 * (16 * _WARPS + ROWS)
 
 
-def can_decode_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether calls with a cache and few new queries run by this kernel."""
-    if spec.cache is None or spec.cache_dtype is not None or schedule != Schedule():
-        return False
-    return why_not_hopper(spec, schedule, arch, access_bytes, takes_cache=True) is None
+def why_not_decode_by_tma(spec: AttentionSpec, arch: Arch, access_bytes: int) -> str | None:
+    """Why this kernel does not read the cache of a spec, as a clause; None if it does."""
+    if (reason := why_not_hopper(spec, Schedule(), arch, access_bytes, takes_cache=True)) is not None:
+        return reason
+    if spec.cache_dtype is not None:
+        # The products of 8-bit keys are exact in fp16, for which wgmma would need a converted copy in shared memory.
+        return (
+            f"wgmma would read {spec.cache_dtype} keys and values from shared memory, as TMA leaves them there; this "
+            "kernel converts them to fp16 in registers"
+        )
+    return None
 
 
 def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for calls with a cache and few new queries."""
     columns = spec.head_dim + spec.head_dim_v
-    keys, producer_registers, consumer_registers = next(tile for limit, tile in _TILES.items() if columns <= limit)
+    keys, registers = next(tile for limit, tile in _TILES.items() if columns <= limit)
     stages = next(n for n in range(_MAX_STAGES, 0, -2) if _smem_of(spec, keys, n).bytes <= arch.max_smem_per_block)
     smem = _smem_of(spec, keys, stages)
     tile_bytes = (smem["k"].bytes + smem["v"].bytes) // stages
     under_way = stages * tile_bytes // 1024
     within_pages = spec.cache == "paged"
-    merged = merged_parts(read_time(tile_bytes), spec.head_dim_v)
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
         pass_="forward",
@@ -54,23 +58,16 @@ def plan_decode_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         arch=arch,
         threads=32 * (_WARPS + _PRODUCERS),
         config_type="DecodeConfig",
-        config=(
-            Constant("head_dim", spec.head_dim),
-            Constant("head_dim_v", spec.head_dim_v),
-            Constant("tile_q", ROWS, "new tokens times the query heads that share a key/value head"),
-            Constant("tile_kv", keys, "keys per step"),
-            Constant("stages", stages),
-            Constant("warps", _WARPS, "two warpgroups that take turns at the tiles"),
-            Constant("producers", _PRODUCERS, "warps that copy"),
-            Constant("producer_registers", producer_registers),
-            Constant("consumer_registers", consumer_registers),
-            Constant("holds_queries", False),
-            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
-            Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
-            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
-            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
-            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
-            Constant("access_bytes", 16, "alignment of rows in global memory"),
+        config=decode_config(
+            spec,
+            rows=ROWS,
+            keys=keys,
+            stages=stages,
+            warps=Constant("warps", _WARPS, "two warpgroups that take turns at the tiles"),
+            access_bytes=16,
+            tile_bytes=tile_bytes,
+            producers=_PRODUCERS,
+            registers=registers,
         ),
         params=DECODE_SM90,
         smem=smem,

@@ -27,7 +27,6 @@ from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE, with_input_scales
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
-from flashgen.spec.attention import EIGHT_BIT_STEP
 
 #: Head dims times heads of a section, if tiles differ in length. More heads balance the blocks better, as long as K and
 #: V stay in the L2 cache. Of 16, 32 and 64 heads, at S = 512, the fastest were 64 at D=64, 32 at 128 and 16 at 256.
@@ -37,7 +36,7 @@ _WIDE_TILE_KV, _WIDE_VALUES = 64, 96
 
 
 def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """Why a spec cannot use this kernel and runs by the portable one, as a clause; None if it can."""
+    """Why a spec cannot use this kernel, and the portable one takes it, as a clause; None if it can."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
@@ -147,17 +146,23 @@ def _with_scales(params: ParamTable, spec: AttentionSpec) -> ParamTable:
     return with_cache_scales(params, spec) if spec.cache else with_input_scales(params)
 
 
-def can_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether calls with a cache and many new queries run by this kernel."""
-    if spec.cache is None or schedule != Schedule() or spec.qv or spec.page_scales:
-        return False
-    has_steps = spec.head_dim % EIGHT_BIT_STEP == 0 and spec.head_dim_v % EIGHT_BIT_STEP == 0
-    if spec.cache_dtype is not None and (spec.cache_dtype != spec.dtype or not has_steps):
-        # The kernel needs keys of the dtype of queries, and heads of whole steps.
-        return False
-    if spec.cache_dtype is not None and arch.has_wgmma and fault_of(spec, schedule, arch) is not None:
-        return False
-    return why_not(replace(spec, cache=None, cache_dtype=None), schedule, arch, access_bytes) is None
+def why_not_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
+    """Why calls with a cache and many new queries cannot use this kernel, as a clause; None if they can."""
+    if (reason := why_not_hopper(spec, schedule, arch, access_bytes, takes_cache=True)) is not None:
+        return reason
+    if schedule != Schedule():
+        return "its kernel for a cache has one schedule, and the schedule is given"
+    if spec.qv:
+        return "it takes no qv"
+    if spec.cache_dtype is None:
+        return why_not(replace(spec, cache=None), schedule, arch, access_bytes)
+    if spec.page_scales:
+        return "it takes no scales of pages"
+    if spec.cache_dtype != spec.dtype:
+        return f"it multiplies queries and keys of one dtype, and these are {spec.dtype} and {spec.cache_dtype}"
+    if (fault := fault_of(spec, schedule, arch)) is not None:
+        return f"it cannot be planned: {fault}".removesuffix(".")
+    return why_not(replace(spec, cache=None, cache_dtype=None), schedule, arch, access_bytes)
 
 
 def plan_prefill(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> KernelPlan:

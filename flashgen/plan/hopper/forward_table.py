@@ -34,7 +34,7 @@ class Row:
     tile_kv_prefetched: TileKv
     #: ``tile_kv`` without a mask if the score only adds one prefetched 16-bit element.
     tile_kv_16bit_bias: int | None = None
-    #: ``tile_kv`` of 8 bits with a band mask, sequences of their own lengths or a sink, which take registers too.
+    #: ``tile_kv`` for 8-bit inputs with a band mask, sequences of different lengths or a sink, which take registers.
     tile_kv_bounded: int | None = None
     #: Registers per thread of producer and consumers, if not the usual ones.
     registers: tuple[int, int] | None = None
@@ -176,7 +176,7 @@ EIGHT_BITS_THREE_CONSUMERS = {
         stages=4,
         tile_kv_pair_loads=TileKv(band=96, block_sparse=96),
         tile_kv_prefetched=TileKv(band=96, block_sparse=96),
-        reason="exponentials of three warpgroups hide each other's latency: 545 beside 490 with two",
+        reason="exponentials of three warpgroups hide each other's latency: 545 TFLOP/s instead of 490 with two",
     ),
 }
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan.cache import DECODE
-from flashgen.plan.decode.forward import COUNTERS, varies_by_head
-from flashgen.plan.decode.parts import item_tiles, merged_parts, read_time
+from flashgen.plan.decode.config import COUNTERS, decode_config
 from flashgen.plan.hopper.units import PANEL, ROWS, row_bytes, why_not_hopper
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import LATENT_SM90
@@ -21,7 +20,8 @@ _KEYS = 64
 _STAGES = 2
 #: A warpgroup has half of the columns of O: whole panels.
 _COLUMN_STEP = 2 * PANEL
-#: Floating-point operations of an H200's multiprocessor in a nanosecond, measured; a multiply-add counts as 2.
+#: Floating-point operations that an H200's multiprocessor does in a nanosecond by wgmma, measured. A multiply-add
+#: counts as two.
 _PRODUCT_RATE = 4500
 #: Rings of K, of the halves of V, and of P.
 _RINGS = 4
@@ -45,9 +45,7 @@ def why_not_latent_by_tma(spec: AttentionSpec, schedule: Schedule, arch: Arch, a
 def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
     """The kernel for any number of new queries, which bring a second query for the values."""
     smem = _smem_of(spec)
-    tile_bytes = (smem["k"].bytes + smem["v"].bytes) // _STAGES
     products = 2 * ROWS * _KEYS * (spec.head_dim + 2 * spec.head_dim_v)
-    merged = merged_parts(max(read_time(tile_bytes), products / _PRODUCT_RATE), spec.head_dim_v)
     within_pages = spec.cache == "paged"
     return KernelPlan(
         name=kernel_name(spec, DECODE, arch),
@@ -59,23 +57,17 @@ def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
         arch=arch,
         threads=32 * (_WARPS + _PRODUCERS),
         config_type="DecodeConfig",
-        config=(
-            Constant("head_dim", spec.head_dim),
-            Constant("head_dim_v", spec.head_dim_v),
-            Constant("tile_q", ROWS, "new tokens times the query heads that share a key/value head"),
-            Constant("tile_kv", _KEYS, "keys per step"),
-            Constant("stages", _STAGES),
-            Constant("warps", _WARPS, "two warpgroups that split the columns of O and take turns at S"),
-            Constant("producers", _PRODUCERS, "warps that copy"),
-            Constant("producer_registers", _PRODUCER_REGISTERS),
-            Constant("consumer_registers", _CONSUMER_REGISTERS),
-            Constant("holds_queries", False, "Q stays in shared memory"),
-            Constant("merged_parts", merged, "parts of eight rows that a block merges in the time of a tile"),
-            Constant("item_tiles", item_tiles(tile_bytes), "fixed cost of an item, in tiles"),
-            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
-            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
-            Constant("varies_by_head", varies_by_head(spec), "which tiles hold allowed pairs depends on the head"),
-            Constant("access_bytes", 16, "alignment of rows in global memory"),
+        config=decode_config(
+            spec,
+            rows=ROWS,
+            keys=_KEYS,
+            stages=_STAGES,
+            warps=Constant("warps", _WARPS, "two warpgroups that split the columns of O and take turns at S"),
+            access_bytes=16,
+            tile_bytes=(smem["k"].bytes + smem["v"].bytes) // _STAGES,
+            product_time=products / _PRODUCT_RATE,
+            producers=_PRODUCERS,
+            registers=(_PRODUCER_REGISTERS, _CONSUMER_REGISTERS),
         ),
         params=LATENT_SM90,
         smem=smem,

@@ -8,11 +8,11 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Rows of a warpgroup's product, and its threads.
 ROWS = 64
 WARPGROUP = 128
-#: Bytes of a row of a panel, which is one swizzled row of shared memory, and columns of 16 bits.
+#: Bytes of a row of a panel, which is one swizzled row of shared memory, and its columns of 16-bit numbers.
 PANEL_BYTES = 128
 PANEL = 64
-#: Columns that TMA aligns rows to: 16 bytes.
-CHUNK = 8
+#: Bytes that TMA aligns rows to.
+_CHUNK_BYTES = 16
 #: Columns that one step of a product sums over, for 16 bits, and bytes.
 STEP = 16
 STEP_BYTES = 32
@@ -40,8 +40,9 @@ def why_not_hopper(
         return f"its tensor-core instructions take fp16, bf16 and e4m3, and dtype is {spec.dtype!r}"
     if spec.cache and not takes_cache:
         return "it takes no cache of keys and values"
-    if spec.head_dim % CHUNK or spec.head_dim_v % CHUNK:
-        return "TMA needs rows of a multiple of 16 bytes, so head dims must be multiples of 8"
+    chunk = _CHUNK_BYTES // spec.cache_element.bytes
+    if spec.head_dim % chunk or spec.head_dim_v % chunk:
+        return f"TMA needs rows of a multiple of {_CHUNK_BYTES} bytes, so head dims must be multiples of {chunk}"
     if access_bytes != 16:
         return "TMA needs tensors aligned to 16 bytes"
     return None

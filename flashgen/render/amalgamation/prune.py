@@ -125,7 +125,7 @@ class _Reach:
 
 
 def _tidied(lines: Iterable[Line]) -> list[Line]:
-    """``lines`` without empty blocks, with one namespace for neighbouring headers, and single blank lines."""
+    """``lines`` without empty blocks, with one namespace for neighboring headers, and single blank lines."""
     out: list[Line] = []
     for text, origin in lines:
         last = out[-1][0] if out else ""

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import dtype_name
-from flashgen.spec import Sequences
-from flashgen.torch.kernels import eight_bit_kernel
+from flashgen.launch.call.batched_launch import Found, run
+from flashgen.launch.call.scales import GivenScales, Scales
+from flashgen.spec import KVCache, Sequences
+from flashgen.torch.kernels import cached_kernel, eight_bit_kernel, eight_bits_suit_decode
 from flashgen.torch.operators.attention import pairs_of
 from flashgen.torch.operators.library import arguments_by_name, forward_shapes, implement, library
 from flashgen.torch.packed import ARRAYS, arrays_of, sequences_of
@@ -49,6 +52,35 @@ def call_eight_bit_operator(
     return result
 
 
+def find_call(
+    q: Any,
+    k: Any,
+    v: Any,
+    program: Program,
+    captured: Sequence[Any],
+    scale: float | None,
+    sequences: Sequences | None,
+    scales: Scales,
+    block: int | None,
+    out_dtype: Any,
+) -> Found:
+    """The call of a kernel, ready to run."""
+    packed, named = sequences is not None, dict(zip(program.names, captured, strict=True))
+    if not eight_bits_suit_decode(q, k, block, packed=packed):
+        kernel = eight_bit_kernel(q, v, program, block, dtype_name(str(out_dtype)), packed=packed)
+        return kernel.executor.find_forward(q, k, v, scale, None, named, None, sequences, scales=scales)
+    GivenScales.of(scales)
+    dims = q.shape[-1], v.shape[-1]
+    kernel = cached_kernel(*dims, q.dtype, program, "contiguous", q.get_device(), out_dtype=out_dtype)
+    cache = KVCache(k_scale=scale_tensor(scales[1], q), v_scale=scale_tensor(scales[2], q))
+    of_queries = scales[0], None, None
+    try:
+        return kernel.executor.find_forward(q, k, v, scale, None, named, cache=cache, scales=of_queries)
+    except ArgumentError as error:
+        # The caller passed k_scale, and no cache.
+        raise ArgumentError(str(error).replace("cache.", "")) from error
+
+
 def scale_tensor(scale: Any, q: Any) -> Any:
     """A scale as operators take it."""
     if scale is None or isinstance(scale, torch.Tensor):
@@ -62,13 +94,11 @@ def _forward(*given: Any, **named: Any) -> tuple[Any, Any]:
     program, sequences = program_named(call["program"]), None
     if call[ARRAYS[0]] is not None:
         sequences = sequences_of([call[name] for name in ARRAYS], (call["max_seqlen_q"], call["max_seqlen_k"]))
-    out_dtype = dtype_name(str(call["out_dtype"]))
-    kernel = eight_bit_kernel(q, v, program, call["scale_block"], out_dtype, packed=sequences is not None)
-    options = {name: call[name] for name in ("scale", *_SCALES)}
     if program.names:
         check_tensors(program.names, tuple(call["captured"]), q.device)
-        options["captured"] = dict(zip(program.names, call["captured"], strict=True))
-    out, lse = kernel(q, k, v, sequences=sequences, **options)
+    q_scale, k_scale, v_scale = (call[name] for name in _SCALES)
+    given = program, call["captured"], call["scale"], sequences, (q_scale, k_scale, v_scale)
+    out, lse, *_ = run(find_call(q, k, v, *given, call["scale_block"], call["out_dtype"]), q)
     return out, lse
 
 

@@ -14,7 +14,7 @@ FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
 FLASHGEN_DEVICE float query_scale(const auto& p, i32 sequence, i32 head, i32 head_kv) {
   const i32 member = head - head_kv * p.group;
   return input_scale(p.q_scale,
-                     sequence * p.q_scale_row + head_kv * p.q_scale_group + member * p.q_scale_head);
+                     sequence * p.q_scale_batch + head_kv * p.q_scale_group + member * p.q_scale_head);
 }
 
 // What a product of a query and a key is multiplied by: at least 2^-100. Blocks of zeros have tiny scales,

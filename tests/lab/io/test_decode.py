@@ -67,7 +67,8 @@ def test_8_bit_keys_are_counted_as_such(len_q: int, fields: dict[str, Any]) -> N
     found = fg.lab.count_io(spec, len_q, 500, heads=4, heads_kv=2)
     (counted,), (model,) = found.counted.kernels, found.model.kernels
     assert counted.name == model.name == "decode"
-    assert {name: count for name, count in counted.reads.items() if name != "counters and flags"} == model.reads
+    for side, own in ((counted.reads, model.reads), (counted.writes, model.writes)):
+        assert {name: count for name, count in side.items() if name != "counters and flags"} == own
     wide = fg.lab.io_model(spec_of("paged", fg.causal()), 1, 500, heads=4, heads_kv=2)["plan"].kernels[0]
     row_tiles = -(-len_q * 2 // 64)
     assert 2 * model.reads["K"] == 2 * counted.reads["K"] == row_tiles * wide.reads["K"]
@@ -102,7 +103,10 @@ def test_more_multiprocessors_make_more_parts() -> None:
 
 def test_calls_of_other_kernels_are_modelled_and_not_counted() -> None:
     spec = spec_of("paged", fg.causal())
-    assert fg.lab.io_model(spec, 100, 500)["plan"].kernels[0].name == "forward"
+    for arch, role in (("sm_80", "forward"), ("sm_90a", "prefill")):
+        assert fg.lab.io_model(spec, 100, 500, arch=arch)["plan"].kernels[0].name == role
+    eight_bits = spec_of("paged", fg.causal(), dtype="e4m3")
+    assert fg.lab.io_model(eight_bits, 100, 500, arch="sm_90a")["plan"].kernels[0].name == "prefill"
     assert fg.lab.io_model(spec_of("paged", fg.causal(), dtype="fp32"), 1, 500)["plan"].kernels[0].name == "forward"
     with pytest.raises(fg.ArgumentError, match="is counted for calls of the decode kernel alone"):
         fg.lab.count_io(spec, 100, 500)

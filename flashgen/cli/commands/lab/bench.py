@@ -70,6 +70,24 @@ def bench(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    page_size: Annotated[
+        int | None, Option("--page-size", help="With --decode: keys of a page; default 64.", rich_help_panel=WHAT)
+    ] = None,
+    page_scales: Annotated[
+        bool, Option("--page-scales", help="With --cache-dtype: each page has scales.", rich_help_panel=WHAT)
+    ] = False,
+    window: Annotated[
+        int | None,
+        Option(
+            "--window",
+            help="With --decode: keys before its own position that a token attends to; default all.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    ragged: Annotated[
+        bool,
+        Option("--ragged", help="With --decode: caches are full up to even shares of a length.", rich_help_panel=WHAT),
+    ] = False,
     backward: Annotated[bool, Option("--backward", help="Time the backward pass, too.", rich_help_panel=WHAT)] = False,
     batch: Annotated[
         int | None,
@@ -106,13 +124,26 @@ def bench(
         raise UsageError("--rounds takes 1 to 1000, and --milliseconds 1 to 1000000")
     if decode and (backward or algorithms is not None):
         raise UsageError("--decode does not go with --backward and --algorithms; leave these out")
-    if not decode and (heads_kv is not None or new_tokens != 1 or cache_dtype is not None):
-        raise UsageError("--heads-kv, --new-tokens and --cache-dtype are for --decode; add it, or leave them out")
+    of_steps = {
+        "--heads-kv": heads_kv is not None,
+        "--new-tokens": new_tokens != 1,
+        "--cache-dtype": cache_dtype is not None,
+        "--page-size": page_size is not None,
+        "--page-scales": page_scales,
+        "--window": window is not None,
+        "--ragged": ragged,
+    }
+    if not decode and any(of_steps.values()):
+        name = next(name for name, given in of_steps.items() if given)
+        raise UsageError(f"{name} is for --decode; add it, or leave it out")
+    if page_scales and cache_dtype is None:
+        raise UsageError("--page-scales needs an 8-bit cache; add --cache-dtype e4m3")
     with arguments_are_options():
         sizes = parse_lengths(lengths), parse_numbers("head_dims", head_dims)
         how: dict[str, Any] = {"dtype": dtype, "batch": batch, "heads": heads}
         if decode:
-            how |= {"new_tokens": new_tokens, "heads_kv": heads_kv, "cache_dtype": cache_dtype}
+            how |= {"new_tokens": new_tokens, "heads_kv": heads_kv, "cache_dtype": cache_dtype, "window": window}
+            how |= {"page_size": 64 if page_size is None else page_size, "page_scales": page_scales, "ragged": ragged}
             wanted = decode_cases(*sizes, **how)
         else:
             how["masks"] = [word.strip() for word in masks.split(",")]

@@ -1,4 +1,4 @@
-"""``flashgen io``: bytes to and from device memory, modelled and counted."""
+"""``flashgen io``: bytes to and from device memory, modeled and counted."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ struct HeadScales {
 
   template <class Params>
   FLASHGEN_DEVICE static HeadScales of(const Params& p, const DecodeItem& item, u8*) {
-    const i64 k_place = item.sequence * p.k_scale_row + item.head_kv * p.k_scale_head;
-    const i64 v_place = item.sequence * p.v_scale_row + item.head_kv * p.v_scale_head;
+    const i64 k_place = item.sequence * p.k_scale_batch + item.head_kv * p.k_scale_head;
+    const i64 v_place = item.sequence * p.v_scale_batch + item.head_kv * p.v_scale_head;
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
@@ -123,7 +123,7 @@ struct PageScales {
   template <class Params>
   FLASHGEN_DEVICE static PageScales of(const Params& p, const DecodeItem& item, u8* base) {
     return {p.k_scale + item.head_kv * p.k_scale_head, p.v_scale + item.head_kv * p.v_scale_head,
-            p.k_scale_row, p.v_scale_row, reinterpret_cast<float*>(base + offset)};
+            p.k_scale_page, p.v_scale_page, reinterpret_cast<float*>(base + offset)};
   }
   // Half of the lanes copy the keys' scales, and half the values'.
   FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {

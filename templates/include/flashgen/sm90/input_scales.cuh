@@ -78,12 +78,12 @@ struct CacheScales {
   static constexpr bool differ_by_block = false;
 
   FLASHGEN_DEVICE static Factors of(const auto& p, const auto& tile, i32, i32) {
-    return {
-        logit_factor(query_scale(p, tile.sequence, tile.head, tile.head_kv),
-                     input_scale(p.k_scale, tile.sequence * p.k_scale_row + tile.head_kv * p.k_scale_head))};
+    return {logit_factor(
+        query_scale(p, tile.sequence, tile.head, tile.head_kv),
+        input_scale(p.k_scale, tile.sequence * p.k_scale_batch + tile.head_kv * p.k_scale_head))};
   }
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto& tile) {
-    return input_scale(p.v_scale, tile.sequence * p.v_scale_row + tile.head_kv * p.v_scale_head);
+    return input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head);
   }
 };
 
