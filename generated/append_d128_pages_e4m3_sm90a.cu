@@ -12,7 +12,7 @@
 //          118  Banded masks.
 //          126  Streaming tiles between global and shared memory.
 //          139  Keys and values in a cache.
-//          201  Floats of eight bits.
+//          201  8-bit floats.
 //          238  New keys and values of an 8-bit cache.
 //          254  Single elements from floats.
 //          266  Rotary position embedding, and rows of a head copied with it.
@@ -199,8 +199,8 @@ struct PagedRows {
 };
 
 // ---- flashgen/eight_bits.cuh
-// Floats of eight bits: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a
-// 16-bit float. Every one of them is a 16-bit float, too.
+// 8-bit floats: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a 16-bit
+// float. Every one of them is a 16-bit float, too.
 
 template <class E>
 struct EightBitFormat;
@@ -279,7 +279,7 @@ template <class T>
 FLASHGEN_DEVICE void put(T& to, T x, float /*scale*/) { to = x; }
 
 // Which elements of a head are turned together, and by which angles. Pairs of elements are counted through:
-// those that are turned come first, and behind them neighbours that are not.
+// those that are turned come first, and behind them neighbors that are not.
 template <class T>
 struct Rotary {
   GlobalRows<const T> cos;
@@ -345,8 +345,8 @@ struct Params {
   i64 k_batch, k_row, k_head;
   i64 v_batch, v_row, v_head;
   i64 rotated_q_batch, rotated_q_row, rotated_q_head;
-  i64 k_scale_row, k_scale_head;  // strides between sequences and heads; 0: they share the scale
-  i64 v_scale_row, v_scale_head;
+  i64 k_scale_batch, k_scale_head;  // strides between sequences and heads; 0: they share the scale
+  i64 v_scale_batch, v_scale_head;
   i64 table_row;  // stride between rows of the table
   i64 cos_row;
   i64 sin_row;
@@ -393,8 +393,8 @@ FLASHGEN_KERNEL(128, 1) append_d128_pages_e4m3_sm90a(FLASHGEN_GRID_CONSTANT Para
     const i32* const pages = p.block_table + cache_row * p.table_row;
     const auto k_rows = PagedRows<cache_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, first_key, end};
     const auto v_rows = PagedRows<cache_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, first_key, end};
-    const auto k_scales = HeadScale::of(p.k_scale, p.k_scale_row, p.k_scale_head, place);
-    const auto v_scales = HeadScale::of(p.v_scale, p.v_scale_row, p.v_scale_head, place);
+    const auto k_scales = HeadScale::of(p.k_scale, p.k_scale_batch, p.k_scale_head, place);
+    const auto v_scales = HeadScale::of(p.v_scale, p.v_scale_batch, p.v_scale_head, place);
     const element_t* const new_k = p.new_k + place.sequence * p.new_k_batch + head_kv * p.new_k_head;
     const element_t* const new_v = p.new_v + place.sequence * p.new_v_batch + head_kv * p.new_v_head;
     for (i32 i = thread.index(); i < kConfig.rows * pairs; i += threads) {

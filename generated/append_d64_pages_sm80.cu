@@ -190,7 +190,7 @@ struct NoScale {
 };
 
 // Which elements of a head are turned together, and by which angles. Pairs of elements are counted through:
-// those that are turned come first, and behind them neighbours that are not.
+// those that are turned come first, and behind them neighbors that are not.
 template <class T>
 struct Rotary {
   GlobalRows<const T> cos;

@@ -219,7 +219,7 @@ constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -230,7 +230,7 @@ struct alignas(4) Pair {
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -579,7 +579,7 @@ FLASHGEN_DEVICE Matrix<T> scores_of(T* data, const Params& p, i32 sequence, i32 
   return {data + first_row * p.score_pitch, p.score_pitch, p.len_q, p.score_pitch};
 }
 
-// Two neighbours of a row, read with one load ...
+// Two neighbors of a row, read with one load ...
 template <class T>
 struct alignas(2 * sizeof(T)) Two {
   T values[2];
@@ -733,7 +733,7 @@ struct Product {
 };
 
 // Calls visit(row, pairs) for each row of which a lane holds some of its warp's sums. `pairs(each)` calls
-// each(column, values) for each two neighbours.
+// each(column, values) for each two neighbors.
 template <class Share, class Visit>
 FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, const Visit& visit) {
   const i32 row = Share::row(thread.warp) + thread.row(),

@@ -28,14 +28,14 @@
 //           899  Dropout of probabilities.
 //           911  Dropout of probabilities in the backward pass.
 //           924  Writing a warpgroup's results to shared and global memory.
-//           977  What the backward mainloops do with fragments.
-//          1013  Finding NaN and infinity.
-//          1027  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//          1040  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1085  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
-//          1161  What the backward kernels that keep tiles of keys share.
-//          1305  The backward pass on Hopper, for heads wider than 128.
-//          1599  The kernel: its configuration, parameters and text.
+//           980  What the backward mainloops do with fragments.
+//          1016  Finding NaN and infinity.
+//          1030  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//          1043  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1088  Which blocks of queries a tile of keys visits, for each head of the group, and which of them the mask cuts.
+//          1164  What the backward kernels that keep tiles of keys share.
+//          1308  The backward pass on Hopper, for heads wider than 128.
+//          1603  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -941,11 +941,11 @@ FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
   }
 }
 
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
+// Writes a warp's 16 rows, from `row` on, to global memory: the first `stored` columns of them.
+template <class T, i32 columns, i32 stored>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  static_assert(columns % 32 == 0 && stored % 8 == 0, "a quad of lanes writes 32 columns, each lane 8");
   // As many chunks at a time as registers surely allow.
   constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
                                                   : chunks % 3 == 0 ? 3
@@ -954,7 +954,8 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
-    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
+    const i32 own_column = 8 * (thread.lane % 4);
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, own_column));
 #pragma unroll
     for (i32 first = 0; first < chunks; first += together) {
       Vec16 made[together];
@@ -969,7 +970,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
       }
       if (mine >= rows_of.row_count) continue;
 #pragma unroll
-      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
+      for (i32 g = 0; g < together; ++g) {
+        if (stored == columns || own_column + 32 * (first + g) < stored) target[4 * (first + g)] = made[g];
+      }
     }
   }
 }
@@ -1319,6 +1322,7 @@ struct KeyTileProducer {
 
 struct BackwardKeysConfig {
   i32 head_dim, head_dim_v;
+  i32 stored_columns, stored_columns_v;  // of dK and of dV
   i32 tile_q, tile_kv;
   i32 q_stages, do_stages, p_stages;
   i32 consumers;
@@ -1378,7 +1382,7 @@ struct BackwardKeysMainloop {
   // of the result, and multiplies that by dO or Q (its sum: dV or dK).
 
   struct SumsValues {
-    static constexpr i32 columns = cfg.head_dim_v;
+    static constexpr i32 columns = cfg.head_dim_v, stored = cfg.stored_columns_v;
     using FirstRing = QRing;
     using SecondRing = DORing;
     FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.k_ring(); }
@@ -1430,7 +1434,7 @@ struct BackwardKeysMainloop {
   };
 
   struct SumsKeys {
-    static constexpr i32 columns = cfg.head_dim;
+    static constexpr i32 columns = cfg.head_dim, stored = cfg.stored_columns;
     using FirstRing = DORing;
     using SecondRing = QRing;
     FLASHGEN_DEVICE static auto kept_ring(const Shared& shared) { return shared.v_ring(); }
@@ -1563,8 +1567,8 @@ struct BackwardKeysMainloop {
       if (Queries::has_mask && warp_any(first_row_times_zero(sum) != 0.0f) && here.lane == 0)
         flag_keys<Queries::has_mask>(p, tile.template key_tile<cfg.tile_kv>(p));
       const float scale[2] = {Role::scale(p), Role::scale(p)};
-      write_strip<T, Role::columns>(Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum,
-                                    scale, here);
+      write_strip<T, Role::columns, Role::stored>(
+          Role::rows(p, tile), tile.first_key + here.warp % 4 * kWarpRows, sum, scale, here);
     }
   };
 
@@ -1604,12 +1608,14 @@ using element_t = bfloat16_t;
 constexpr BackwardKeysConfig kConfig{
     .head_dim = 256,
     .head_dim_v = 256,
-    .tile_q = 64,    // B_r: query rows per step
-    .tile_kv = 64,   // B_c: keys per tile that a block works on
-    .q_stages = 2,   // slots for Q
-    .do_stages = 2,  // slots for dO
-    .p_stages = 2,   // slots for P
-    .consumers = 2,  // warpgroups that compute: one sums dV, one dK
+    .stored_columns = 256,    // of dK
+    .stored_columns_v = 256,  // of dV
+    .tile_q = 64,             // B_r: query rows per step
+    .tile_kv = 64,            // B_c: keys per tile that a block works on
+    .q_stages = 2,            // slots for Q
+    .do_stages = 2,           // slots for dO
+    .p_stages = 2,            // slots for P
+    .consumers = 2,           // warpgroups that compute: one sums dV, one dK
     .producer_registers = 40,
     .consumer_registers = 232,
     .section_heads = 16,  // heads of a section, whose tiles are scheduled together

@@ -178,9 +178,9 @@ template <PrepareConfig cfg, class T, class Params, i32 threads, class Tile, DqS
 struct BackwardPrepare {
   static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 chunks = ceil_div(cfg.head_dim_v, chunk_elements);
-  // Lanes that share a row: a power of two, one chunk each.
+  // Lanes that share a row: a power of two, one chunk each. At least 8: a tile has rows for all threads.
   static constexpr i32 lanes_for(i32 chunks) {
-    i32 lanes = 1;
+    i32 lanes = 8;
     while (lanes < chunks && lanes < kWarpSize) lanes *= 2;
     return lanes;
   }

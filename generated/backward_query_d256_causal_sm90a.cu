@@ -24,16 +24,16 @@
 //           792  Where a tile of keys lies, and the queries that attend to it.
 //           802  Probabilities P of transposed scores, and the factor of dS.
 //           830  Writing a warpgroup's results to shared and global memory.
-//           883  What the backward mainloops do with fragments.
-//           901  Finding NaN and infinity.
-//           915  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
-//           930  The sizes of a forward kernel for Hopper.
-//           945  A tile of queries, as the scheduler announces it.
-//           981  Which tile of queries a persistent block computes next.
-//          1014  A tile of queries in the kernel that computes dQ alone.
-//          1044  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1108  The backward pass on Hopper, for heads wider than 128.
-//          1434  The kernel: its configuration, parameters and text.
+//           886  What the backward mainloops do with fragments.
+//           904  Finding NaN and infinity.
+//           918  Tiles of results that the mainloops could not compute, because an operand holds NaN or infinity.
+//           933  The sizes of a forward kernel for Hopper.
+//           948  A tile of queries, as the scheduler announces it.
+//           984  Which tile of queries a persistent block computes next.
+//          1017  A tile of queries in the kernel that computes dQ alone.
+//          1047  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1111  The backward pass on Hopper, for heads wider than 128.
+//          1438  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -847,11 +847,11 @@ FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
   }
 }
 
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
+// Writes a warp's 16 rows, from `row` on, to global memory: the first `stored` columns of them.
+template <class T, i32 columns, i32 stored>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  static_assert(columns % 32 == 0 && stored % 8 == 0, "a quad of lanes writes 32 columns, each lane 8");
   // As many chunks at a time as registers surely allow.
   constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
                                                   : chunks % 3 == 0 ? 3
@@ -860,7 +860,8 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
-    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
+    const i32 own_column = 8 * (thread.lane % 4);
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, own_column));
 #pragma unroll
     for (i32 first = 0; first < chunks; first += together) {
       Vec16 made[together];
@@ -875,7 +876,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
       }
       if (mine >= rows_of.row_count) continue;
 #pragma unroll
-      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
+      for (i32 g = 0; g < together; ++g) {
+        if (stored == columns || own_column + 32 * (first + g) < stored) target[4 * (first + g)] = made[g];
+      }
     }
   }
 }
@@ -1118,6 +1121,7 @@ struct BandBlocks {
 
 struct BackwardQueryConfig {
   i32 head_dim, head_dim_v;
+  i32 stored_columns;  // of dQ
   i32 tile_q, tile_kv;
   i32 k_stages, v_stages;
   i32 stats_rows;  // queries per row of row_stats
@@ -1402,8 +1406,8 @@ struct BackwardQueryMainloop {
       if (Blocks::has_mask && warp_any(first_row_times_zero(dq) != 0.0f) && here.lane == 0)
         flag_queries<Blocks::has_mask>(p, tile.template number<cfg.tile_q>(p));
       const float factor = p.scale * Dropping::factor(p), scale[2] = {factor, factor};
-      write_strip<T, cfg.head_dim>(tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale,
-                                   here);
+      write_strip<T, cfg.head_dim, cfg.stored_columns>(
+          tile.dq_rows(p), tile.first_q + (here.warp - 4) * kWarpRows, dq, scale, here);
     }
   };
 
@@ -1439,12 +1443,13 @@ using element_t = bfloat16_t;
 constexpr BackwardQueryConfig kConfig{
     .head_dim = 256,
     .head_dim_v = 256,
-    .tile_q = 128,     // B_r: query rows per tile that a block works on
-    .tile_kv = 64,     // B_c: keys per step
-    .k_stages = 2,     // slots for K
-    .v_stages = 1,     // slots for V
-    .stats_rows = 64,  // queries per row of row_stats
-    .consumers = 2,    // warpgroups that compute, 64 query rows each
+    .stored_columns = 256,  // of dQ
+    .tile_q = 128,          // B_r: query rows per tile that a block works on
+    .tile_kv = 64,          // B_c: keys per step
+    .k_stages = 2,          // slots for K
+    .v_stages = 1,          // slots for V
+    .stats_rows = 64,       // queries per row of row_stats
+    .consumers = 2,         // warpgroups that compute, 64 query rows each
     .producer_registers = 24,
     .consumer_registers = 240,
     .section_heads = 16,  // heads of a section, whose tiles are scheduled together

@@ -12,43 +12,46 @@
 //          three blocks share a multiprocessor
 //          e4m3 keys and values become fp16 on their way to tensor cores, which is exact, and each row of Q
 //          becomes fp16 times a power of two
-//          it reads 8-bit caches for any number of queries; each tile of rows of a long prompt reads all keys
-//          once
+//          it takes any number of queries; each tile of rows of a long prompt reads all keys once; prompts
+//          are not for FlashAttention-3: it multiplies queries and keys of one dtype, and these are bf16 and
+//          e4m3
+//          not by wgmma and TMA: wgmma would read e4m3 keys and values from shared memory, as TMA leaves them
+//          there; this kernel converts them to fp16 in registers
 //
-// contents   56  Instructions, one per function: types, device, copy, math, matrix.
-//           247  Element types.
-//           302  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           362  Operands of warp-level matrix products.
-//           416  Warp-level matrix products.
-//           492  Banded masks.
-//           549  Streaming tiles between global and shared memory.
-//           565  Keys and values in a cache.
-//           621  Instructions, one per function: grid.
-//           644  What a softmax takes exponentials of.
-//           673  What an online softmax keeps of each row from one tile of keys to the next.
-//           686  The online softmax.
-//           830  The sizes of a decode kernel.
-//           868  The rows of a tile.
-//           976  Finding NaN and infinity.
-//           997  Walking over the tiles that a mask does not rule out.
-//          1032  Keeping NaN and infinity where they belong.
-//          1048  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1110  Bringing keys and values to shared memory.
-//          1212  Blocks that go over the same keys at the same time, each for different rows.
-//          1246  Results of a part of the keys.
-//          1321  What happens to products Q K^T before the softmax.
-//          1338  The results of rows.
-//          1482  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1521  From the results of warps, each with keys of its own, to those of a block.
-//          1644  Which tiles of keys a block works on.
-//          1848  What a block computes of an item.
-//          1912  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1955  Attention of few new tokens to a cache.
-//          2163  Queries for a cache of 8-bit floats.
-//          2330  Instructions, one per function: eight_bits.
-//          2365  Floats of eight bits.
-//          2392  A cache of 8-bit floats.
-//          2520  The kernel: its configuration, parameters and text.
+// contents   59  Instructions, one per function: types, device, copy, math, matrix.
+//           250  Element types.
+//           305  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           365  Operands of warp-level matrix products.
+//           419  Warp-level matrix products.
+//           495  Banded masks.
+//           552  Streaming tiles between global and shared memory.
+//           568  Keys and values in a cache.
+//           624  Instructions, one per function: grid.
+//           647  What a softmax takes exponentials of.
+//           676  What an online softmax keeps of each row from one tile of keys to the next.
+//           689  The online softmax.
+//           833  The sizes of a decode kernel.
+//           871  The rows of a tile.
+//           979  Finding NaN and infinity.
+//          1000  Walking over the tiles that a mask does not rule out.
+//          1035  Keeping NaN and infinity where they belong.
+//          1051  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1113  Bringing keys and values to shared memory.
+//          1215  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1250  Results of a part of the keys.
+//          1325  What happens to products Q K^T before the softmax.
+//          1342  The results of rows.
+//          1486  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1525  From the results of warps, each with keys of its own, to those of a thread block.
+//          1648  Which tiles of keys a thread block works on.
+//          1852  What a thread block computes of an item.
+//          1916  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1959  Attention of few new tokens to a cache.
+//          2167  Queries for a cache of 8-bit floats.
+//          2338  Instructions, one per function: eight_bits.
+//          2373  8-bit floats.
+//          2400  A cache of 8-bit floats.
+//          2530  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -292,7 +295,7 @@ constexpr bool kIsBfloat16 = false;
 template <>
 constexpr bool kIsBfloat16<bfloat16_t> = true;
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -303,7 +306,7 @@ struct alignas(4) Pair {
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -803,7 +806,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
+  // Each row decides for itself, so no row's result depends on its neighbors.
   template <i32 out_columns>
   FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
                                Accumulator<row_blocks, out_columns>& out) {
@@ -1210,15 +1213,15 @@ struct SliceCopies {
 };
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
-// device memory, and the others find it in L2.
+// Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
+// from device memory, and the others find it in L2.
 
 struct Team {
   i32 size;
-  // This block's number in its team.
+  // This thread block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one thread block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1236,10 +1239,11 @@ struct Team {
       return tiles;
     }
   }
-  // This block's team, and how many there are. Blocks that are left over get no work.
+  // This thread block's team, and how many there are. Thread blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  // The thread block or tile number `index` of this thread block, where the thread blocks of a team take
+  // turns.
   FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
@@ -1300,17 +1304,17 @@ struct PartialIndices {
   FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
     return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
-  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
-  // that a block before it has begun, and of one that it begins itself.
+  // One part of each thread block from `first_block` on. The workspace has room for two parts of a thread
+  // block: of an item that a thread block before it has begun, and of one that it begins itself.
   FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
     return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
   }
   FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
-// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
-// arrived.
+// Whether this thread block is the last of `blocks` to arrive at a counter, which is 0 again after that. All
+// threads that compute call, after a barrier of theirs. Those of the last thread block see what all thread
+// blocks wrote before they arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
   if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
@@ -1343,6 +1347,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct RowResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 out_blocks = CacheElement::dim_v / 8;
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   using Logits = typename Score::Logits;
 
   const Params& p;
@@ -1356,8 +1362,8 @@ struct RowResults {
     for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
-  // waits for memory once for many parts.
+  // Merges the parts of an item, in the order of its keys. Each lane loads the totals of its row and its own
+  // columns of several parts at once, so it waits for memory once for all of these.
   FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
@@ -1436,8 +1442,6 @@ struct RowResults {
   }
 
  private:
-  // Blocks of eight columns that a warp merges.
-  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
   FLASHGEN_DEVICE bool has_block(i32 b) const {
     return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
@@ -1445,8 +1449,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
-    // parts.
+    // What registers hold, and no more than 17: where 132 thread blocks share eight heads, a head has at most
+    // 17 parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -1519,7 +1523,7 @@ FLASHGEN_DEVICE void add_fragments(float* part, float (&strip)[count], Thread th
 }
 
 // ---- flashgen/decode/results.cuh
-// From the results of warps, each with keys of its own, to those of a block.
+// From the results of warps, each with keys of its own, to those of a thread block.
 
 // In shared memory: the totals of each warp's rows, and of the rows of the tile.
 template <DecodeConfig cfg>
@@ -1642,28 +1646,28 @@ struct DecodeResults {
 };
 
 // ---- flashgen/decode/scheduler.cuh
-// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
-// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
-// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
-// other lengths.
+// Which tiles of keys a thread block works on. The host fixes only the number of thread blocks. On the device
+// each thread block counts the work of all sequences from their real lengths, and takes an equal share of it:
+// a run of consecutive units, of one item after another. So ragged batches balance, and a graph can be
+// replayed with other lengths.
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
-// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// Units are ordered by key/value head, then by sequence, so one thread block does not get all heads of a
+// short sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
 // `item_tiles` extra units.
 //
-// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
-// tiles of rows. "Block" below is a team where there are any.
+// Units are shared out to teams of thread blocks (team.cuh). The thread blocks of a team have the same units,
+// for other tiles of rows. "Thread block" below is a team where there are any.
 
 // Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) { return p.part_tiles == 0 ? cfg.item_tiles : 0; }
 
-// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
-// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
-// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a thread block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts
+// of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is
+// least where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -1709,7 +1713,7 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE i32 begin(i32 block) const {
     return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
   }
-  // The block that owns a unit.
+  // The thread block that owns a unit.
   FLASHGEN_DEVICE i32 owner(i32 unit) const {
     return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
   }
@@ -1718,8 +1722,8 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
 };
 
-// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
-// item's first unit is number `first_unit`.
+// What a thread block computes next: the units from `begin` to `end` of an item. Among those of all items,
+// the item's first unit is number `first_unit`.
 struct alignas(16) Assignment {
   bool exists;
   DecodeItem item;
@@ -1729,8 +1733,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
-// same place: `unit` counts those of one head of one sequence.
+// Where a thread block is in its work. `at` and `end` are numbers of units of all items. The other fields
+// name the same place: `unit` counts those of one head of one sequence.
 struct WorkCursor {
   i32 at;
   i32 end;
@@ -1756,7 +1760,7 @@ struct WorkCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are left, so the next block starts the item.
+      // Only extra units of this item are left, so the next thread block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1764,7 +1768,7 @@ struct WorkCursor {
               larger(begin - extra, 0),
               begin + count - extra,
               first_unit};
-      // The last tiles of rows may be fewer than the blocks of a team.
+      // The last tiles of rows may be fewer than the thread blocks of a team.
       if constexpr (requires { p.team; }) {
         if (next.item.rows <= 0) continue;
       }
@@ -1774,8 +1778,8 @@ struct WorkCursor {
   }
 };
 
-// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
-// runs it.
+// The scheduler of a thread block. It lives in shared memory, because no registers are left for it, and one
+// thread runs it.
 template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
@@ -1826,7 +1830,7 @@ struct DecodeScheduler {
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The block's work begins among this thread's sequences.
+      // The thread block's work begins among this thread's sequences.
       for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
@@ -1846,16 +1850,16 @@ struct DecodeScheduler {
 };
 
 // ---- flashgen/decode/assignment.cuh
-// What a block computes of an item: its parts one after another, and the merge of all parts by the last
-// block.
+// What a thread block computes of an item: its parts one after another, and the merge of all parts by the
+// last thread block.
 
-// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
-// is found after that loop.
+// Which thread blocks compute an item, and where its parts go. The loop over keys leaves no registers for it,
+// so it is found after that loop.
 struct ItemParts {
   PartialIndices indices;
   Team team;
   i32 first_block;
-  // How many blocks share the item.
+  // How many thread blocks share the item.
   i32 blocks;
 
   template <class Params>
@@ -1899,8 +1903,8 @@ FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, 
     } else {
       results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
-    // all its threads have stored theirs.
+    // The next copies overwrite these results, where results take the place of the ring. A thread block
+    // arrives once all its threads have stored theirs.
     consumers_sync<cfg>();
   });
   if (parts.indices.count == 1) return;
@@ -2133,7 +2137,7 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- What the block computes of an item
+  // ---- What the thread block computes of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
@@ -2166,12 +2170,7 @@ struct DecodeMainloop {
 // Columns of a row in shared memory: an even number of 16-byte chunks.
 constexpr i32 eight_bit_columns(i32 head_dim) { return round_up(head_dim, 32); }
 
-// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
-// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
-// to 2^-29 times the largest are still exact. For queries of e4m3 see e4m3_queries.cuh.
-template <DecodeConfig cfg, class T, bool in_registers>
-struct EightBitQueries;
-
+// How elements of a row become words of fp16. For e4m3 queries see e4m3_queries.cuh.
 template <class T>
 struct QueryWords {
   // Reads the four elements of two rows that a lane multiplies in a step. Those beyond the head are zeros.
@@ -2198,7 +2197,7 @@ struct RowScaling {
 };
 
 // The largest magnitude among the elements that a lane holds of row h.
-FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, float so_far) {
+FLASHGEN_DEVICE float largest_in_row(const LeftFragment<half_t>& fragment, i32 h, float so_far) {
 #pragma unroll
   for (i32 i = h; i < 4; i += 2) {
     const u32 word = fragment.words[i];
@@ -2209,7 +2208,8 @@ FLASHGEN_DEVICE float largest_of(const LeftFragment<half_t>& fragment, i32 h, fl
 }
 FLASHGEN_DEVICE RowScaling scaling_of(float largest) {
   const i32 exponent = static_cast<i32>(bits_of(row_maximum(largest)) >> 23);
-  // Bounded, so that both factors are normal numbers. NaN and infinity stay NaN and infinity.
+  // A row of zeros has exponent 0, and counts as 41: `back` is then 2^-100, and does not underflow when it is
+  // multiplied by a scale of K. Infinity has 255, and counts as the largest finite number.
   const i32 bounded = smaller(larger(exponent, 41), 254);
   return {float_of(static_cast<u32>(268 - bounded) << 23), float_of(static_cast<u32>(bounded - 14) << 23)};
 }
@@ -2237,12 +2237,19 @@ struct QuerySource {
   }
 };
 
+// The rows of Q in fp16, because every 8-bit float is exact in fp16. bfloat16 has a wider range. So each of
+// its rows is divided by a power of two that brings its largest element between 2^14 and 2^15. Elements down
+// to 2^-29 times the largest are still exact.
+template <DecodeConfig cfg, class T, bool in_registers>
+struct EightBitQueries;
+
 // Queries in registers.
 template <DecodeConfig cfg, class T>
 struct EightBitQueries<cfg, T, true> {
   using Source = QuerySource<cfg, T>;
   LeftHeld<half_t, 1, Source::steps> held;
-  float back[2];
+  // What the products of the lane's two rows are multiplied by.
+  float product_scale[2];
 
   template <class Params>
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
@@ -2260,9 +2267,9 @@ struct EightBitQueries<cfg, T, true> {
       for (i32 h = 0; h < 2; ++h) {
 #pragma unroll
         for (i32 step = 0; step < Source::steps; ++step)
-          largest[h] = largest_of(fragments[step], h, largest[h]);
+          largest[h] = largest_in_row(fragments[step], h, largest[h]);
         scaling[h] = scaling_of(largest[h]);
-        queries.back[h] = scaling[h].back;
+        queries.product_scale[h] = scaling[h].back;
       }
 #pragma unroll
       for (i32 step = 0; step < Source::steps; ++step) to_half_rows(fragments[step], scaling);
@@ -2288,7 +2295,8 @@ struct EightBitQueries<cfg, T, false> {
     }
   };
   Vec16* fragments;
-  float back[2];
+  // What the products of the lane's two rows are multiplied by.
+  float product_scale[2];
 
   template <class Params>
   FLASHGEN_DEVICE static EightBitQueries load(const Params& p, const DecodeItem& item, const LaneRows& rows,
@@ -2304,12 +2312,12 @@ struct EightBitQueries<cfg, T, false> {
       for (i32 step = 0; step < Source::steps; ++step) {
         const LeftFragment<half_t> fragment = source.read(step, thread);
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) largest[h] = largest_of(fragment, h, largest[h]);
+        for (i32 h = 0; h < 2; ++h) largest[h] = largest_in_row(fragment, h, largest[h]);
       }
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         scaling[h] = scaling_of(largest[h]);
-        queries.back[h] = scaling[h].back;
+        queries.product_scale[h] = scaling[h].back;
       }
     }
 #pragma unroll 1
@@ -2363,8 +2371,8 @@ FLASHGEN_DEVICE void halves_of(e4m3_t, u32 word, u32& first, u32& second) {
 }  // namespace flashgen
 #endif
 // ---- flashgen/eight_bits.cuh
-// Floats of eight bits: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a
-// 16-bit float. Every one of them is a 16-bit float, too.
+// 8-bit floats: e4m3 has four bits of exponent, no infinity and one NaN; e5m2 is the upper half of a 16-bit
+// float. Every one of them is a 16-bit float, too.
 
 namespace flashgen {
 
@@ -2401,10 +2409,10 @@ FLASHGEN_DEVICE void to_halves(e4m3_t, u32 word, u32& first, u32& second) {
 
 // Keys as the right operand of Q K^T.
 template <class Slice, bool by_instruction>
-struct EightBitKeys {
+struct RightEightBitTransposed {
   Cursor<Slice> cursor;
 
-  FLASHGEN_DEVICE EightBitKeys(Slice slice, i32 /*first_column*/, Thread thread)
+  FLASHGEN_DEVICE RightEightBitTransposed(Slice slice, i32 /*first_column*/, Thread thread)
       : cursor(origin_of(slice), thread.lane & 15, 0) {}
   FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
     u32 words[2];
@@ -2413,15 +2421,16 @@ struct EightBitKeys {
     for (i32 i = 0; i < 2; ++i)
       to_halves<by_instruction>(typename Slice::Element{}, words[i], pair[i].words[0], pair[i].words[1]);
   }
+  // Not called: a product has an even number of blocks.
   FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
 };
 
 // Values as that of P V. A lane gets columns 2u and 2u + 1 of two keys, u = lane / 4: one for either block.
 template <class Slice, bool by_instruction>
-struct EightBitValues {
+struct RightEightBitRows {
   Cursor<Slice> cursor;
 
-  FLASHGEN_DEVICE EightBitValues(Slice slice, i32 /*first_column*/, Thread thread)
+  FLASHGEN_DEVICE RightEightBitRows(Slice slice, i32 /*first_column*/, Thread thread)
       : cursor(origin_of(slice), thread.lane & 15, 0) {}
   FLASHGEN_DEVICE void load_pair(RightFragment<half_t> (&pair)[2], i32 block, i32 step) const {
     u32 words[2];
@@ -2433,6 +2442,7 @@ struct EightBitValues {
       to_halves<by_instruction>(typename Slice::Element{}, by_column, pair[0].words[i], pair[1].words[i]);
     }
   }
+  // Not called, either.
   FLASHGEN_DEVICE void load_one(RightFragment<half_t>&, i32, i32) const {}
 };
 
@@ -2448,7 +2458,7 @@ struct HeadScales {
 
     template <i32 blocks, class Queries>
     FLASHGEN_DEVICE void apply_qk_scales(Accumulator<1, blocks>& scores, const Queries& queries) const {
-      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.back[h]; });
+      for_each_score(scores, [&](float& s, i32 h, i32) { s *= k * queries.product_scale[h]; });
     }
     template <class Scores>
     FLASHGEN_DEVICE void add_log_v_scales(Scores&) const {}
@@ -2457,8 +2467,8 @@ struct HeadScales {
 
   template <class Params>
   FLASHGEN_DEVICE static HeadScales of(const Params& p, const DecodeItem& item, u8*) {
-    const i64 k_place = item.sequence * p.k_scale_row + item.head_kv * p.k_scale_head;
-    const i64 v_place = item.sequence * p.v_scale_row + item.head_kv * p.v_scale_head;
+    const i64 k_place = item.sequence * p.k_scale_batch + item.head_kv * p.k_scale_head;
+    const i64 v_place = item.sequence * p.v_scale_batch + item.head_kv * p.v_scale_head;
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
@@ -2477,8 +2487,8 @@ struct EightBitElement {
   static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
   using KSlice = SharedTile<E, kSliceKeys, dim>;
   using VSlice = SharedTile<E, kSliceKeys, dim_v>;
-  using Keys = EightBitKeys<KSlice, by_instruction>;
-  using Values = EightBitValues<VSlice, by_instruction>;
+  using Keys = RightEightBitTransposed<KSlice, by_instruction>;
+  using Values = RightEightBitRows<VSlice, by_instruction>;
   using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;
 
   Scales scales;
@@ -2526,11 +2536,11 @@ using cache_t = e4m3_t;
 constexpr DecodeConfig kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 64,   // new tokens times the query heads that share a key/value head
-    .tile_kv = 64,  // keys per step
+    .tile_q = 64,   // rows of a tile: new tokens times query heads that share a key/value head
+    .tile_kv = 64,  // keys of a tile
     .stages = 4,
     .warps = 4,
-    .producers = 0,
+    .producers = 0,  // warps that only copy
     .producer_registers = 0,
     .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers
@@ -2563,8 +2573,8 @@ struct Params {
   i64 k_batch, k_row, k_head;
   i64 v_batch, v_row, v_head;
   i64 o_batch, o_row, o_head;
-  i64 k_scale_row, k_scale_head;  // strides between sequences and heads; 0: they share the scale
-  i64 v_scale_row, v_scale_head;
+  i64 k_scale_batch, k_scale_head;  // strides between sequences and heads; 0: they share the scale
+  i64 v_scale_batch, v_scale_head;
   i64 table_row;            // stride between rows of the table
   i64 lse_batch, lse_head;  // strides between sequences and heads; the first is 0 if queries are packed
   i64 lse_rows;             // stride between splits

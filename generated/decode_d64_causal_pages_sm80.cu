@@ -31,17 +31,17 @@
 //          1132  Keeping NaN and infinity where they belong.
 //          1148  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
 //          1210  Bringing keys and values to shared memory.
-//          1312  Blocks that go over the same keys at the same time, each for different rows.
-//          1346  Results of a part of the keys.
-//          1421  What happens to products Q K^T before the softmax.
-//          1438  The results of rows.
-//          1582  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1621  From the results of warps, each with keys of its own, to those of a block.
-//          1744  Which tiles of keys a block works on.
-//          1948  What a block computes of an item.
-//          2012  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2055  Attention of few new tokens to a cache.
-//          2265  The kernel: its configuration, parameters and text.
+//          1312  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1347  Results of a part of the keys.
+//          1422  What happens to products Q K^T before the softmax.
+//          1439  The results of rows.
+//          1583  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1622  From the results of warps, each with keys of its own, to those of a thread block.
+//          1745  Which tiles of keys a thread block works on.
+//          1949  What a thread block computes of an item.
+//          2013  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2056  Attention of few new tokens to a cache.
+//          2266  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -248,7 +248,7 @@ constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -259,7 +259,7 @@ struct alignas(4) Pair {
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -813,7 +813,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
+  // Each row decides for itself, so no row's result depends on its neighbors.
   template <i32 out_columns>
   FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
                                Accumulator<row_blocks, out_columns>& out) {
@@ -1310,15 +1310,15 @@ struct SliceCopies {
 };
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
-// device memory, and the others find it in L2.
+// Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
+// from device memory, and the others find it in L2.
 
 struct Team {
   i32 size;
-  // This block's number in its team.
+  // This thread block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one thread block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1336,10 +1336,11 @@ struct Team {
       return tiles;
     }
   }
-  // This block's team, and how many there are. Blocks that are left over get no work.
+  // This thread block's team, and how many there are. Thread blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  // The thread block or tile number `index` of this thread block, where the thread blocks of a team take
+  // turns.
   FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
@@ -1400,17 +1401,17 @@ struct PartialIndices {
   FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
     return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
-  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
-  // that a block before it has begun, and of one that it begins itself.
+  // One part of each thread block from `first_block` on. The workspace has room for two parts of a thread
+  // block: of an item that a thread block before it has begun, and of one that it begins itself.
   FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
     return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
   }
   FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
-// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
-// arrived.
+// Whether this thread block is the last of `blocks` to arrive at a counter, which is 0 again after that. All
+// threads that compute call, after a barrier of theirs. Those of the last thread block see what all thread
+// blocks wrote before they arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
   if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
@@ -1443,6 +1444,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct RowResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 out_blocks = CacheElement::dim_v / 8;
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   using Logits = typename Score::Logits;
 
   const Params& p;
@@ -1456,8 +1459,8 @@ struct RowResults {
     for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
-  // waits for memory once for many parts.
+  // Merges the parts of an item, in the order of its keys. Each lane loads the totals of its row and its own
+  // columns of several parts at once, so it waits for memory once for all of these.
   FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
@@ -1536,8 +1539,6 @@ struct RowResults {
   }
 
  private:
-  // Blocks of eight columns that a warp merges.
-  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
   FLASHGEN_DEVICE bool has_block(i32 b) const {
     return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
@@ -1545,8 +1546,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
-    // parts.
+    // What registers hold, and no more than 17: where 132 thread blocks share eight heads, a head has at most
+    // 17 parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -1619,7 +1620,7 @@ FLASHGEN_DEVICE void add_fragments(float* part, float (&strip)[count], Thread th
 }
 
 // ---- flashgen/decode/results.cuh
-// From the results of warps, each with keys of its own, to those of a block.
+// From the results of warps, each with keys of its own, to those of a thread block.
 
 // In shared memory: the totals of each warp's rows, and of the rows of the tile.
 template <DecodeConfig cfg>
@@ -1742,28 +1743,28 @@ struct DecodeResults {
 };
 
 // ---- flashgen/decode/scheduler.cuh
-// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
-// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
-// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
-// other lengths.
+// Which tiles of keys a thread block works on. The host fixes only the number of thread blocks. On the device
+// each thread block counts the work of all sequences from their real lengths, and takes an equal share of it:
+// a run of consecutive units, of one item after another. So ragged batches balance, and a graph can be
+// replayed with other lengths.
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
-// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// Units are ordered by key/value head, then by sequence, so one thread block does not get all heads of a
+// short sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
 // `item_tiles` extra units.
 //
-// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
-// tiles of rows. "Block" below is a team where there are any.
+// Units are shared out to teams of thread blocks (team.cuh). The thread blocks of a team have the same units,
+// for other tiles of rows. "Thread block" below is a team where there are any.
 
 // Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) { return p.part_tiles == 0 ? cfg.item_tiles : 0; }
 
-// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
-// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
-// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a thread block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts
+// of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is
+// least where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -1809,7 +1810,7 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE i32 begin(i32 block) const {
     return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
   }
-  // The block that owns a unit.
+  // The thread block that owns a unit.
   FLASHGEN_DEVICE i32 owner(i32 unit) const {
     return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
   }
@@ -1818,8 +1819,8 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
 };
 
-// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
-// item's first unit is number `first_unit`.
+// What a thread block computes next: the units from `begin` to `end` of an item. Among those of all items,
+// the item's first unit is number `first_unit`.
 struct alignas(16) Assignment {
   bool exists;
   DecodeItem item;
@@ -1829,8 +1830,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
-// same place: `unit` counts those of one head of one sequence.
+// Where a thread block is in its work. `at` and `end` are numbers of units of all items. The other fields
+// name the same place: `unit` counts those of one head of one sequence.
 struct WorkCursor {
   i32 at;
   i32 end;
@@ -1856,7 +1857,7 @@ struct WorkCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are left, so the next block starts the item.
+      // Only extra units of this item are left, so the next thread block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1864,7 +1865,7 @@ struct WorkCursor {
               larger(begin - extra, 0),
               begin + count - extra,
               first_unit};
-      // The last tiles of rows may be fewer than the blocks of a team.
+      // The last tiles of rows may be fewer than the thread blocks of a team.
       if constexpr (requires { p.team; }) {
         if (next.item.rows <= 0) continue;
       }
@@ -1874,8 +1875,8 @@ struct WorkCursor {
   }
 };
 
-// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
-// runs it.
+// The scheduler of a thread block. It lives in shared memory, because no registers are left for it, and one
+// thread runs it.
 template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
@@ -1926,7 +1927,7 @@ struct DecodeScheduler {
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The block's work begins among this thread's sequences.
+      // The thread block's work begins among this thread's sequences.
       for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
@@ -1946,16 +1947,16 @@ struct DecodeScheduler {
 };
 
 // ---- flashgen/decode/assignment.cuh
-// What a block computes of an item: its parts one after another, and the merge of all parts by the last
-// block.
+// What a thread block computes of an item: its parts one after another, and the merge of all parts by the
+// last thread block.
 
-// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
-// is found after that loop.
+// Which thread blocks compute an item, and where its parts go. The loop over keys leaves no registers for it,
+// so it is found after that loop.
 struct ItemParts {
   PartialIndices indices;
   Team team;
   i32 first_block;
-  // How many blocks share the item.
+  // How many thread blocks share the item.
   i32 blocks;
 
   template <class Params>
@@ -1999,8 +2000,8 @@ FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, 
     } else {
       results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
-    // all its threads have stored theirs.
+    // The next copies overwrite these results, where results take the place of the ring. A thread block
+    // arrives once all its threads have stored theirs.
     consumers_sync<cfg>();
   });
   if (parts.indices.count == 1) return;
@@ -2233,7 +2234,7 @@ struct DecodeMainloop {
     cp_async_wait<0>();
   }
 
-  // ---- What the block computes of an item
+  // ---- What the thread block computes of an item
 
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
@@ -2270,11 +2271,11 @@ using element_t = bfloat16_t;
 constexpr DecodeConfig kConfig{
     .head_dim = 64,
     .head_dim_v = 64,
-    .tile_q = 64,   // new tokens times the query heads that share a key/value head
-    .tile_kv = 64,  // keys per step
+    .tile_q = 64,   // rows of a tile: new tokens times query heads that share a key/value head
+    .tile_kv = 64,  // keys of a tile
     .stages = 3,
     .warps = 4,
-    .producers = 0,
+    .producers = 0,  // warps that only copy
     .producer_registers = 0,
     .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers

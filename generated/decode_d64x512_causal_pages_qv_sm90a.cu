@@ -28,27 +28,27 @@
 //           853  The rows of a tile.
 //           976  The type of the cache's elements.
 //           999  The online softmax of a lane's two rows of 16, whose scores several warps share.
-//          1075  Blocks that go over the same keys at the same time, each for different rows.
-//          1109  Results of a part of the keys.
-//          1184  What happens to products Q K^T before the softmax.
-//          1201  The results of rows.
-//          1345  Results of the latent kernels, from the registers of warps that split the columns of O between them.
-//          1403  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1449  Finding NaN and infinity.
-//          1466  Tiles as TMA writes them and wgmma reads them.
-//          1574  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1643  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1698  The boxes by which TMA copies a tile of keys or values from a cache.
-//          1754  Walking over the tiles that a mask does not rule out.
-//          1789  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
-//          1837  Which tiles of keys a block works on.
-//          2057  What a block computes of an item.
-//          2121  What Hopper's decode kernels have in common.
-//          2194  S = Q K^T and O += P V of the forward kernel.
-//          2259  The online softmax of a warpgroup's rows.
-//          2283  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
-//          2314  Attention of few new tokens to a cache of latent vectors, on Hopper.
-//          2655  The kernel: its configuration, parameters and text.
+//          1075  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1110  Results of a part of the keys.
+//          1185  What happens to products Q K^T before the softmax.
+//          1202  The results of rows.
+//          1346  Results of the latent kernels, from the registers of warps that split the columns of O between them.
+//          1404  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1450  Finding NaN and infinity.
+//          1467  Tiles as TMA writes them and wgmma reads them.
+//          1575  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1644  Which keys, and which tiles of them, the rows of an item may attend to.
+//          1699  The boxes by which TMA copies a tile of keys or values from a cache.
+//          1755  Walking over the tiles that a mask does not rule out.
+//          1790  How the producer warps of Hopper's decode kernels copy tiles of keys and values.
+//          1841  Which tiles of keys a thread block works on.
+//          2061  What a thread block computes of an item.
+//          2125  What Hopper's decode kernels have in common.
+//          2198  S = Q K^T and O += P V of the forward kernel.
+//          2263  The online softmax of a warpgroup's rows.
+//          2287  O += P V of Hopper's latent kernel with P in shared memory, and P on its way there and back.
+//          2318  Attention of few new tokens to a cache of latent vectors, on Hopper.
+//          2669  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and half of O.
 #define WGMMA_SHAPES(shape) shape(64) shape(256)
@@ -247,7 +247,7 @@ constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -1073,15 +1073,15 @@ struct LaneSoftmax {
 };
 
 // ---- flashgen/decode/team.cuh
-// Blocks that go over the same keys at the same time, each for different rows. One of them reads a key from
-// device memory, and the others find it in L2.
+// Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
+// from device memory, and the others find it in L2.
 
 struct Team {
   i32 size;
-  // This block's number in its team.
+  // This thread block's number in its team.
   i32 rank;
 
-  // The host chooses the size. Kernels without a `team` parameter have teams of one block.
+  // The host chooses the size. Kernels without a `team` parameter have teams of one thread block.
   template <class Params>
   FLASHGEN_DEVICE static Team of(const Params& p) {
     if constexpr (requires { p.team; }) {
@@ -1099,10 +1099,11 @@ struct Team {
       return tiles;
     }
   }
-  // This block's team, and how many there are. Blocks that are left over get no work.
+  // This thread block's team, and how many there are. Thread blocks that are left over get no work.
   FLASHGEN_DEVICE i32 index() const { return block_idx_x() / size; }
   FLASHGEN_DEVICE i32 count() const { return grid_dim_x() / size; }
-  // The block or tile number `index` of this block, where the blocks of a team take turns.
+  // The thread block or tile number `index` of this thread block, where the thread blocks of a team take
+  // turns.
   FLASHGEN_DEVICE i32 strided(i32 index) const { return index * size + rank; }
 };
 
@@ -1163,17 +1164,17 @@ struct PartialIndices {
   FLASHGEN_DEVICE static PartialIndices fixed(Team team, i32 first_unit, i32 units) {
     return {units, team.strided(first_unit), team.strided(first_unit + 1), team.size};
   }
-  // One part of each block from `first_block` on. The workspace has room for two parts of a block: of an item
-  // that a block before it has begun, and of one that it begins itself.
+  // One part of each thread block from `first_block` on. The workspace has room for two parts of a thread
+  // block: of an item that a thread block before it has begun, and of one that it begins itself.
   FLASHGEN_DEVICE static PartialIndices of_blocks(Team team, i32 first_block, i32 blocks) {
     return {blocks, team.strided(2 * first_block + 1), team.strided(2 * (first_block + 1)), 2 * team.size};
   }
   FLASHGEN_DEVICE i32 operator()(i32 part) const { return part == 0 ? first : second + (part - 1) * stride; }
 };
 
-// Whether this block is the last of `blocks` to arrive at a counter, which is 0 again after that. All threads
-// that compute call, after a barrier of theirs. Those of the last block see what all blocks wrote before they
-// arrived.
+// Whether this thread block is the last of `blocks` to arrive at a counter, which is 0 again after that. All
+// threads that compute call, after a barrier of theirs. Those of the last thread block see what all thread
+// blocks wrote before they arrived.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE bool arrives_last(u32* counter, u32 blocks, u32& shared, Thread thread) {
   if (thread.index() == 0) shared = atomic_inc_acq_rel(counter, blocks - 1) == blocks - 1;
@@ -1206,6 +1207,8 @@ template <DecodeConfig cfg, class T, class Params, class Score, class CacheEleme
 struct RowResults {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 out_blocks = CacheElement::dim_v / 8;
+  // Blocks of eight columns that a warp merges.
+  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   using Logits = typename Score::Logits;
 
   const Params& p;
@@ -1219,8 +1222,8 @@ struct RowResults {
     for (i32 row = thread.index(); row < item.rows; row += threads) partials.total(index, row) = totals[row];
   }
 
-  // Merges the parts of an item, in the order of its keys. A lane finds the total of its row by itself, so it
-  // waits for memory once for many parts.
+  // Merges the parts of an item, in the order of its keys. Each lane loads the totals of its row and its own
+  // columns of several parts at once, so it waits for memory once for all of these.
   FLASHGEN_DEVICE void merge(const PartialIndices& indices) const {
     const Logits logits = Score::logits(p);
 #pragma unroll 1
@@ -1299,8 +1302,6 @@ struct RowResults {
   }
 
  private:
-  // Blocks of eight columns that a warp merges.
-  static constexpr i32 own_blocks = ceil_div(out_blocks, cfg.warps);
   FLASHGEN_DEVICE i32 block_of(i32 b) const { return thread.warp + b * cfg.warps; }
   FLASHGEN_DEVICE bool has_block(i32 b) const {
     return out_blocks % cfg.warps == 0 || block_of(b) < out_blocks;
@@ -1308,8 +1309,8 @@ struct RowResults {
 
   // A lane's row and columns of several parts. Those beyond the last part are empty.
   struct LoadedParts {
-    // What registers hold, and no more than 17: where 132 blocks share eight heads, a head has at most 17
-    // parts.
+    // What registers hold, and no more than 17: where 132 thread blocks share eight heads, a head has at most
+    // 17 parts.
     static constexpr i32 count = larger(1, smaller(17, 40 / own_blocks));
     RowTotal totals[count];
     FloatPair pairs[count][own_blocks];
@@ -1799,9 +1800,12 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
   // No page outside these keys is read: it may belong to another sequence by now.
   const VisitedTiles<cfg, Mask, Params> visits{p};
   const auto boxes = KeyBoxes<cfg.tile_kv, paged>::of(p, visits.existing_keys(item));
-  const i32 of_lane = sharing * thread.lane + own;
-  const bool has_box = of_lane < boxes.count();
-  const i32 own_bytes = ((boxes.count() + sharing - 1 - own) / sharing << boxes.shift) * row_bytes;
+  // This warp has the boxes own, own + sharing, ..., and of these this lane has the first_box and each 32nd
+  // after it.
+  const i32 first_box = sharing * thread.lane + own;
+  const bool has_box = first_box < boxes.count();
+  const i32 own_boxes = (boxes.count() + sharing - 1 - own) / sharing,
+            own_bytes = (own_boxes << boxes.shift) * row_bytes;
   const auto visited = visits.visited_by(item);
   Walk<Mask::has_holes> walk(tiles);
   const auto box_of = [&](i32 tile, i32 index) {
@@ -1810,7 +1814,7 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
   BoxCoordinates next = {};
   const auto find_next = [&]() {
     walk.advance(thread, visited);
-    if (!walk.over() && has_box) next = box_of(walk.tile, of_lane);
+    if (!walk.over() && has_box) next = box_of(walk.tile, first_box);
   };
   find_next();
 #pragma unroll 1
@@ -1828,35 +1832,35 @@ FLASHGEN_DEVICE void load_tiles(const Params& p, const DecodeItem& item, Range t
     if constexpr (paged && cfg.tile_kv > sharing * kWarpSize) {
       // A page with an odd number of rows has boxes of one row each: more than these warps have lanes.
 #pragma unroll 1
-      for (i32 i = of_lane + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
+      for (i32 i = first_box + sharing * kWarpSize; i < boxes.count(); i += sharing * kWarpSize)
         load(at, box_of(tile, i));
     }
   }
 }
 
 // ---- flashgen/decode/scheduler.cuh
-// Which tiles of keys a block works on. The host fixes only the number of blocks. On the device each block
-// counts the work of all sequences from their real lengths, and takes an equal share of it: a run of
-// consecutive units, of one item after another. So ragged batches balance, and a graph can be replayed with
-// other lengths.
+// Which tiles of keys a thread block works on. The host fixes only the number of thread blocks. On the device
+// each thread block counts the work of all sequences from their real lengths, and takes an equal share of it:
+// a run of consecutive units, of one item after another. So ragged batches balance, and a graph can be
+// replayed with other lengths.
 //
 // A unit is a tile of keys, or, with `part_tiles`, that many. Then an item is always cut at the same keys,
 // whatever else is in the batch, and its result has the same bits.
 //
-// Units are ordered by key/value head, then by sequence, so one block does not get all heads of a short
-// sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
+// Units are ordered by key/value head, then by sequence, so one thread block does not get all heads of a
+// short sequence. Each item also has a fixed cost: loading Q, and storing or merging results. It counts as
 // `item_tiles` extra units.
 //
-// Units are shared out to teams of blocks (team.cuh). The blocks of a team have the same units, for other
-// tiles of rows. "Block" below is a team where there are any.
+// Units are shared out to teams of thread blocks (team.cuh). The thread blocks of a team have the same units,
+// for other tiles of rows. "Thread block" below is a team where there are any.
 
 // Extra units that stand for an item's fixed cost.
 template <DecodeConfig cfg, class Params>
 FLASHGEN_DEVICE i32 extra_units(const Params& p) { return p.part_tiles == 0 ? cfg.item_tiles : 0; }
 
-// How many units a block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts of n
-// tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is least
-// where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
+// How many units a thread block gets at least, where an item has `rows` rows and `tiles` tiles of keys. Parts
+// of n tiles take n to compute side by side, and tiles / n parts are merged one after another. The sum is
+// least where both take equally long. If an item cut so takes no less than a whole one, it stays whole.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE i32 min_units(i32 tiles, i32 rows) {
   const i32 row_groups = ceil_div(rows, kMergedRows);
@@ -1902,7 +1906,7 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE i32 begin(i32 block) const {
     return static_cast<i32>(smaller_of(block, blocks) * units / blocks);
   }
-  // The block that owns a unit.
+  // The thread block that owns a unit.
   FLASHGEN_DEVICE i32 owner(i32 unit) const {
     return static_cast<i32>(((unit + i64{1}) * blocks - 1) / units);
   }
@@ -1911,8 +1915,8 @@ struct alignas(16) WorkPartition {
   FLASHGEN_DEVICE static i64 smaller_of(i64 a, i64 b) { return a < b ? a : b; }
 };
 
-// What a block computes next: the units from `begin` to `end` of an item. Among those of all items, the
-// item's first unit is number `first_unit`.
+// What a thread block computes next: the units from `begin` to `end` of an item. Among those of all items,
+// the item's first unit is number `first_unit`.
 struct alignas(16) Assignment {
   bool exists;
   DecodeItem item;
@@ -1922,8 +1926,8 @@ struct alignas(16) Assignment {
   i32 first_unit;
 };
 
-// Where a block is in its work. `at` and `end` are numbers of units of all items. The other fields name the
-// same place: `unit` counts those of one head of one sequence.
+// Where a thread block is in its work. `at` and `end` are numbers of units of all items. The other fields
+// name the same place: `unit` counts those of one head of one sequence.
 struct WorkCursor {
   i32 at;
   i32 end;
@@ -1949,7 +1953,7 @@ struct WorkCursor {
       const i32 count = smaller(of_item - begin, end - at), first_unit = at - begin + extra;
       at += count;
       unit += count;
-      // Only extra units of this item are left, so the next block starts the item.
+      // Only extra units of this item are left, so the next thread block starts the item.
       if (begin + count <= extra) continue;
       next = {true,
               work.item<cfg>(p, sequence, head_kv, row_tile),
@@ -1957,7 +1961,7 @@ struct WorkCursor {
               larger(begin - extra, 0),
               begin + count - extra,
               first_unit};
-      // The last tiles of rows may be fewer than the blocks of a team.
+      // The last tiles of rows may be fewer than the thread blocks of a team.
       if constexpr (requires { p.team; }) {
         if (next.item.rows <= 0) continue;
       }
@@ -1967,8 +1971,8 @@ struct WorkCursor {
   }
 };
 
-// The scheduler of a block. It lives in shared memory, because no registers are left for it, and one thread
-// runs it.
+// The scheduler of a thread block. It lives in shared memory, because no registers are left for it, and one
+// thread runs it.
 template <DecodeConfig cfg, class Mask>
 struct DecodeScheduler {
   static constexpr i32 threads = cfg.warps * kWarpSize;
@@ -2019,7 +2023,7 @@ struct DecodeScheduler {
       }
     }
     if (before <= begin_of_head && begin_of_head < before + own) {
-      // The block's work begins among this thread's sequences.
+      // The thread block's work begins among this thread's sequences.
       for (WorkCursor& cursor : cursors) {
         cursor.head_kv = head_kv;
         cursor.sequence = first;
@@ -2055,16 +2059,16 @@ struct DecodeScheduler {
 };
 
 // ---- flashgen/decode/assignment.cuh
-// What a block computes of an item: its parts one after another, and the merge of all parts by the last
-// block.
+// What a thread block computes of an item: its parts one after another, and the merge of all parts by the
+// last thread block.
 
-// Which blocks compute an item, and where its parts go. The loop over keys leaves no registers for it, so it
-// is found after that loop.
+// Which thread blocks compute an item, and where its parts go. The loop over keys leaves no registers for it,
+// so it is found after that loop.
 struct ItemParts {
   PartialIndices indices;
   Team team;
   i32 first_block;
-  // How many blocks share the item.
+  // How many thread blocks share the item.
   i32 blocks;
 
   template <class Params>
@@ -2108,8 +2112,8 @@ FLASHGEN_DEVICE void compute_parts(const Params& p, const Assignment& assigned, 
     } else {
       results.store_part(parts.indices(p.part_tiles != 0 ? unit : parts.team.index() - parts.first_block));
     }
-    // The next copies overwrite these results, where results take the place of the ring. A block arrives once
-    // all its threads have stored theirs.
+    // The next copies overwrite these results, where results take the place of the ring. A thread block
+    // arrives once all its threads have stored theirs.
     consumers_sync<cfg>();
   });
   if (parts.indices.count == 1) return;
@@ -2183,7 +2187,7 @@ FLASHGEN_DEVICE void start_queries(QTile tile, const QueryRows<typename QTile::E
   cp_async_commit();
 }
 
-// Waits for all of them, on behalf of the products.
+// Waits until the rows of Q have arrived, and makes them visible to wgmma.
 template <DecodeConfig cfg>
 FLASHGEN_DEVICE void await_queries() {
   cp_async_wait<0>();
@@ -2352,8 +2356,9 @@ struct LatentSm90Mainloop {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
     RowTotal totals[kWarpgroupRows];
-    // The reference maxima of each row after a tile of either warpgroup, and each warpgroup's sums.
-    float reference_max[2][kWarpgroupRows];
+    // By slot of the ring: each row's reference maximum after that tile.
+    float reference_max[cfg.stages][kWarpgroupRows];
+    // By warpgroup.
     float sums[2][kWarpgroupRows];
   };
 
@@ -2390,6 +2395,7 @@ struct LatentSm90Mainloop {
     k_ring().init(2, kWarpgroupWarps);
     v_ring(0).init(1, kWarpgroupWarps);
     v_ring(1).init(1, kWarpgroupWarps);
+    // Its empty barriers are not used.
     p_ring().init(kWarpgroupWarps, kWarpgroupWarps);
   }
 
@@ -2518,27 +2524,39 @@ struct LatentSm90Mainloop {
     multiply_careful(out, probabilities, v, allowed, thread);
   }
 
+  // Waits for P and V of the other warpgroup's tile, and multiplies O by `factor` if its reference maxima are
+  // higher. Returns V.
+  FLASHGEN_DEVICE VHalf await_other(Output& out, float (&factor)[2], Softmax& softmax, const DecodeItem& item,
+                                    At other) const {
+    if (follow(factor, softmax, item, other)) scale_rows(out, factor);
+    const VHalf v = v_half(other, warpgroup());
+    v_ring(warpgroup()).wait_full(other);
+    return v;
+  }
+  // O += P V of the other warpgroup's tile, and waits for all products.
+  FLASHGEN_DEVICE void multiply_other(Output& out, VHalf v) const {
+    issue_output_from_shared(out, p_tile(), v);
+    wgmma_wait<0>();
+    wgmma_pin(out);
+  }
+
   // O += P V of the other warpgroup's tile. Called while no product is under way.
   FLASHGEN_DEVICE void add_other(Output& out, Softmax& softmax, const DecodeItem& item, Other other) const {
     float factor[2];
-    if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-    const VHalf v = v_half(other.at, warpgroup());
-    v_ring(warpgroup()).wait_full(other.at);
+    const VHalf v = await_other(out, factor, softmax, item, other.at);
     if (other.cut && panels_hold_non_finite(v, base, thread)) {
       Rounded<cfg.tile_kv> probabilities;
       load_rounded(probabilities, p_tile(), rows_before(), thread);
       add_careful(out, probabilities, v, item, other.key);
     } else {
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, v);
     }
     v_ring(warpgroup()).release(other.at, thread);
   }
 
-  // The warpgroup's own tile: S, P, and O += P V. With `overlaps`, the first part of S overlaps the wait for
-  // the other warpgroup's P, which the mask does not cut. ptxas serializes all products if that is a branch
-  // of one loop body, so there are two.
+  // The warpgroup's own tile: S, P, and O += P V. `overlaps`: the other warpgroup's tile is still to be
+  // added, and the mask does not cut it. Then the first part of S overlaps the wait for its P. A template
+  // parameter, because ptxas would serialize all products around a branch at run time.
   template <bool overlaps>
   FLASHGEN_DEVICE void take_turn(Output& out, Softmax& softmax, const DecodeItem& item, Other other, i32 key,
                                  bool cut) const {
@@ -2546,12 +2564,7 @@ struct LatentSm90Mainloop {
     issue_first_scores(strip);
     float factor[2];
     if constexpr (overlaps) {
-      if (follow(factor, softmax, item, other.at)) scale_rows(out, factor);
-      const VHalf v = v_half(other.at, warpgroup());
-      v_ring(warpgroup()).wait_full(other.at);
-      issue_output_from_shared(out, p_tile(), v);
-      wgmma_wait<0>();
-      wgmma_pin(out);
+      multiply_other(out, await_other(out, factor, softmax, item, other.at));
       wgmma_pin(strip);
       v_ring(warpgroup()).release(other.at, thread);
     }
@@ -2605,7 +2618,8 @@ struct LatentSm90Mainloop {
     if (other.exists) add_other(out, softmax, item, other);
   }
 
-  // Adds up the sums of both warpgroups.
+  // Adds up the sums of both warpgroups. Their reference maxima are the same, because each has followed the
+  // other's last tile.
   FLASHGEN_DEVICE void share_totals(const Softmax& softmax) const {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -2633,7 +2647,7 @@ struct LatentSm90Mainloop {
                                 p.qv_head};
       start_queries<cfg>(q_tile(), QueryRows<T>::of(p, item), p, item, cfg.head_dim, thread);
       start_queries<cfg>(qv_tile(), latent, p, item, cfg.head_dim_v, thread);
-      // The copies take longer than this.
+      // Meanwhile: the copies take longer than finding the next assignment.
       if (!has_fetched) scheduler.fetch(p, turn ^ 1, thread);
       has_fetched = true;
       Softmax softmax;
@@ -2660,14 +2674,14 @@ using element_t = bfloat16_t;
 constexpr DecodeConfig kConfig{
     .head_dim = 64,
     .head_dim_v = 512,
-    .tile_q = 64,   // new tokens times the query heads that share a key/value head
-    .tile_kv = 64,  // keys per step
+    .tile_q = 64,   // rows of a tile: new tokens times query heads that share a key/value head
+    .tile_kv = 64,  // keys of a tile
     .stages = 2,
     .warps = 8,      // two warpgroups that split the columns of O and take turns at S
-    .producers = 4,  // warps that copy
+    .producers = 4,  // warps that only copy
     .producer_registers = 40,
     .consumer_registers = 232,
-    .holds_queries = false,   // Q stays in shared memory
+    .holds_queries = false,   // each warp keeps its rows of Q in registers
     .merged_parts = 8,        // parts of eight rows that a block merges in the time of a tile
     .item_tiles = 2,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q

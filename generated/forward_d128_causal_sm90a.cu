@@ -25,21 +25,21 @@
 //           944  What a softmax takes exponentials of.
 //           972  What an online softmax keeps of each row from one tile of keys to the next.
 //          1007  The online softmax of a warpgroup's rows.
-//          1125  Writing a warpgroup's results to shared and global memory.
-//          1145  The results of a tile.
-//          1217  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1262  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1334  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1395  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1540  What queries, keys and values are multiplied by.
-//          1554  The order in which persistent blocks draw tiles.
-//          1589  Which tile of queries a persistent block computes next.
-//          1622  The scheduler.
-//          1689  What happens to products Q K^T before the softmax.
-//          1704  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1773  O += P V.
-//          1811  The forward pass on Hopper.
-//          2174  The kernel: its configuration, parameters and text.
+//          1126  Writing a warpgroup's results to shared and global memory.
+//          1146  The results of a tile.
+//          1218  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1263  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1335  Which tiles of queries a thread block computes again, because their first results cannot be trusted.
+//          1398  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1544  What queries, keys and values are multiplied by.
+//          1558  The order in which persistent blocks draw tiles.
+//          1593  Which tile of queries a persistent block computes next.
+//          1626  The scheduler.
+//          1693  What happens to products Q K^T before the softmax.
+//          1708  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1777  O += P V.
+//          1815  The forward pass on Hopper.
+//          2183  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1051,8 +1051,9 @@ struct RowSoftmax {
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
-  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
-  // by `scores_scale`.
+  // `growth` powers of two, which changes no bit of other rows. A running maximum lies kRunningHeadroom below
+  // the reference, so that `growth` is minus that. Returns whether the output must be multiplied by
+  // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/,
                                   float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
@@ -1332,7 +1333,7 @@ struct BandBlocks {
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
-// Which tiles of queries a block computes again, because their first results cannot be trusted.
+// Which tiles of queries a thread block computes again, because their first results cannot be trusted.
 //
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
@@ -1366,7 +1367,8 @@ struct TileChecks {
     queued = taken = 0;
   }
 
-  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  // ---- Called by consumer warps: they report whether tile `index` of the thread block failed, and that all
+  // tiles are stored.
   FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
     if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
   }
@@ -1375,7 +1377,7 @@ struct TileChecks {
     if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
   }
 
-  // ---- All lanes of the scheduler's warp
+  // ---- Called by all lanes of the scheduler's warp
   FLASHGEN_DEVICE void wait_drained(Thread thread) {
     if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
     warp_sync();
@@ -1385,7 +1387,8 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of that warp
+
+  // ---- Called by one lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
   // The number of a failed tile, once for each; kNoTile if none is left.
@@ -1439,9 +1442,9 @@ struct ForwardShared {
   }
 };
 
-// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
-// pages, which all lanes start.
+// The producer: a warp that loads Q, K and V. Only the elected lane waits for empty slots: another lane could
+// arrive so late that it misses a phase. The elected lane also starts all copies, except those of pages,
+// which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1495,6 +1498,7 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     load_v(tile, pending_block);
+    // That was the last V of its tile, so the announcement of the tile is no longer needed.
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
@@ -1540,7 +1544,7 @@ struct ForwardProducer {
 // ---- flashgen/sm90/input_scales.cuh
 // What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 
-// Numbers of 16 bits have no scales.
+// 16-bit inputs have no scales.
 struct NoScales {
   struct Factors {
     static constexpr float logits = 1.0f;
@@ -1771,7 +1775,7 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
 }
 
 // ---- flashgen/sm90/values.cuh
-// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
+// O += P V: the Values policy of the mainloop, for 16-bit values. wgmma reads them as TMA wrote them.
 
 template <ForwardSm90Config cfg, class T>
 struct SixteenBitValues {
@@ -1866,7 +1870,8 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    Factors factors;  // of the newest step
+    // Of the step whose S was issued last. If they do not differ by block: of the newest tile.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -1922,11 +1927,12 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    FLASHGEN_DEVICE void release_k(const Step& step) {
+    // S is complete: K may be overwritten, and after a tile's last step Q, too.
+    FLASHGEN_DEVICE void release_qk(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
       if (step.is_last()) {
@@ -1937,6 +1943,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -1955,7 +1965,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_k(step);
+      release_qk(step);
       const Logits logits = Score::logits(p, factors.logits);
       Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
                                          thread);
@@ -1971,7 +1981,8 @@ struct ForwardMainloop {
       return rescales;
     }
 
-    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    // Rounds exponentials to P, and scales them down before if they are too large. Returns whether O must be
+    // multiplied by softmax.scores_scale: `rescales`, or true if it scaled any.
     FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
       Values::round(probabilities, scores);
       return rescales;
@@ -2021,7 +2032,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
       while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
-        release_k(step);
+        release_qk(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
@@ -2047,14 +2058,15 @@ struct ForwardMainloop {
       while (continues()) {
         overlap(probabilities, others);
         if (!continues()) {
-          copy_operands(probabilities, others, p.len_q);
+          copy_operands(probabilities, others, /*not_negative=*/p.len_q);
           break;
         }
         overlap(others, probabilities);
       }
     }
-    FLASHGEN_DEVICE void wait_qk(bool is_first) {
-      if (is_first) shared.q_ring().wait_full(q_at);
+    // `may_begin_tile`: Q may not have arrived yet.
+    FLASHGEN_DEVICE void wait_qk(bool may_begin_tile) {
+      if (may_begin_tile) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step, overlapping nothing.
@@ -2066,6 +2078,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       if (rescales) scale_rows(out, softmax.scores_scale);
       round(probabilities, rescales);
     }
@@ -2091,19 +2104,15 @@ struct ForwardMainloop {
       bool rescales;
       wgmma_wait<1>();
       rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
-      wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                shared.start);
+      wgmma_compute_before_wait(next_probabilities,
+                                /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
       wgmma_wait<0>();
-      end_pv(probabilities, of_step);
+      finish_and_release_v(probabilities, of_step);
       if (step.is_last()) {
         store(finished);
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

@@ -22,7 +22,7 @@
 //           862  What an online softmax keeps of each row from one tile of keys to the next.
 //           875  The online softmax.
 //          1027  What the forward kernel is made of.
-//          1084  The scales of 8-bit queries and keys.
+//          1084  The scales of 8-bit queries, keys and values.
 //          1102  Instructions, one per function: eight_bits.
 //          1132  Sequences of different lengths, packed.
 //          1170  What the forward kernel needs for 8-bit queries, keys and values.
@@ -263,7 +263,7 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -293,7 +293,7 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kTo
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -1000,7 +1000,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
+  // Each row decides for itself, so no row's result depends on its neighbors.
   template <i32 out_columns>
   FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
                                Accumulator<row_blocks, out_columns>& out) {
@@ -1081,16 +1081,16 @@ FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks, Logits>& softm
   }
 }
 
-// ---- flashgen/logit_factor.cuh
-// The scales of 8-bit queries and keys.
+// ---- flashgen/scales.cuh
+// The scales of 8-bit queries, keys and values.
 
 // A scale of a head or of some of its rows. `scales` is null where it is 1.
 FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
 
-// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
-// -inf would be NaN. Blocks of zeros have tiny scales.
+// What a product of a query and a key is multiplied by: at least 2^-100. Blocks of zeros have tiny scales,
+// whose product may underflow to 0, and 0 times a forbidden logit of -inf would be NaN.
 FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
   const float factor = of_q * of_k;
   return factor < 0x1p-100f ? 0x1p-100f : factor;
@@ -1229,8 +1229,8 @@ struct RightRows<Tile, aligned, e4m3_t> {
   }
 };
 
-// sum += factor * left * right. Products of 8 bits are accumulated with few bits, so that of each tile is a
-// sum of its own, which is added to the other tiles' in float32.
+// sum += factor * left * right. 8-bit products are accumulated with few bits. So the product of each tile is
+// a sum of its own, which is added to those of the other tiles in float32.
 template <class T, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void add_product(Accumulator<row_blocks, column_blocks>& sum, const Left& left,
                                  const Right& right, float factor) {
@@ -1304,21 +1304,21 @@ struct RowScales<0> {
 
 // Those of the queries, keys and values of one head.
 template <i32 block>
-struct InputScales {
+struct OperandScales {
   RowScales<block> q, k, v;
 
   // `first_q`, `first_key`: the blocks with the first rows.
   template <class Params>
-  FLASHGEN_DEVICE static InputScales of(const Params& p, Place place, i32 head_kv, i32 first_q = 0,
-                                        i32 first_key = 0) {
+  FLASHGEN_DEVICE static OperandScales of(const Params& p, Place place, i32 head_kv, i32 first_q = 0,
+                                          i32 first_key = 0) {
     return {of_head(p.q_scale, place.sequence * p.q_scale_batch + place.head * p.q_scale_head + first_q),
             of_head(p.k_scale, place.sequence * p.k_scale_batch + head_kv * p.k_scale_head + first_key),
             of_head(p.v_scale, place.sequence * p.v_scale_batch + head_kv * p.v_scale_head + first_key)};
   }
   // Packed sequences begin blocks of their own.
   template <class Params>
-  FLASHGEN_DEVICE static InputScales of(const Params& p, Place place, i32 head_kv,
-                                        const PackedSequence& packed) {
+  FLASHGEN_DEVICE static OperandScales of(const Params& p, Place place, i32 head_kv,
+                                          const PackedSequence& packed) {
     if constexpr (block == 0) {
       return of(p, place, head_kv);
     } else {
@@ -1344,7 +1344,7 @@ using namespace flashgen;
 using element_t = e4m3_t;
 using out_t = bfloat16_t;
 using Logits = EightBitRange<ScaledProducts>;
-using Scales = InputScales<128>;
+using Scales = OperandScales<128>;
 
 constexpr ForwardConfig kConfig{
     .head_dim = 128,

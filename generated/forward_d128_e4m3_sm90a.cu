@@ -25,26 +25,26 @@
 //          1016  What a softmax takes exponentials of.
 //          1044  What an online softmax keeps of each row from one tile of keys to the next.
 //          1079  The online softmax of a warpgroup's rows.
-//          1189  Writing a warpgroup's results to shared and global memory.
-//          1209  The results of a tile.
-//          1281  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1326  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1398  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1459  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1618  The scales of 8-bit queries and keys.
-//          1633  What queries, keys and values are multiplied by.
-//          1683  The order in which persistent blocks draw tiles.
-//          1718  Which tile of queries a persistent block computes next.
-//          1751  The scheduler.
-//          1818  What happens to products Q K^T before the softmax.
-//          1833  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1888  The forward pass on Hopper.
-//          2275  Instructions, one per function: eight_bits.
-//          2305  The online softmax of e4m3 probabilities.
-//          2394  The transposers.
-//          2478  O += P V for e4m3 values.
-//          2636  Positions in rings whose number of slots is no power of two.
-//          2660  The kernel: its configuration, parameters and text.
+//          1190  Writing a warpgroup's results to shared and global memory.
+//          1210  The results of a tile.
+//          1282  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1327  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1399  Which tiles of queries a thread block computes again, because their first results cannot be trusted.
+//          1462  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1622  The scales of 8-bit queries, keys and values.
+//          1637  What queries, keys and values are multiplied by.
+//          1687  The order in which persistent blocks draw tiles.
+//          1722  Which tile of queries a persistent block computes next.
+//          1755  The scheduler.
+//          1822  What happens to products Q K^T before the softmax.
+//          1837  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1892  The forward pass on Hopper.
+//          2285  Instructions, one per function: eight_bits.
+//          2315  The online softmax of e4m3 probabilities.
+//          2405  The transposers.
+//          2489  O += P V for e4m3 values.
+//          2647  Positions in rings whose number of slots is no power of two.
+//          2671  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1123,8 +1123,9 @@ struct RowSoftmax {
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
-  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
-  // by `scores_scale`.
+  // `growth` powers of two, which changes no bit of other rows. A running maximum lies kRunningHeadroom below
+  // the reference, so that `growth` is minus that. Returns whether the output must be multiplied by
+  // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/,
                                   float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
@@ -1396,7 +1397,7 @@ struct BandBlocks {
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
-// Which tiles of queries a block computes again, because their first results cannot be trusted.
+// Which tiles of queries a thread block computes again, because their first results cannot be trusted.
 //
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
@@ -1430,7 +1431,8 @@ struct TileChecks {
     queued = taken = 0;
   }
 
-  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  // ---- Called by consumer warps: they report whether tile `index` of the thread block failed, and that all
+  // tiles are stored.
   FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
     if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
   }
@@ -1439,7 +1441,7 @@ struct TileChecks {
     if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
   }
 
-  // ---- All lanes of the scheduler's warp
+  // ---- Called by all lanes of the scheduler's warp
   FLASHGEN_DEVICE void wait_drained(Thread thread) {
     if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
     warp_sync();
@@ -1449,7 +1451,8 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of that warp
+
+  // ---- Called by one lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
   // The number of a failed tile, once for each; kNoTile if none is left.
@@ -1509,9 +1512,9 @@ struct ForwardShared {
   }
 };
 
-// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
-// pages, which all lanes start.
+// The producer: a warp that loads Q, K and V. Only the elected lane waits for empty slots: another lane could
+// arrive so late that it misses a phase. The elected lane also starts all copies, except those of pages,
+// which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1565,6 +1568,7 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     load_v(tile, pending_block);
+    // That was the last V of its tile, so the announcement of the tile is no longer needed.
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
@@ -1615,16 +1619,16 @@ struct ForwardProducer {
   }
 };
 
-// ---- flashgen/logit_factor.cuh
-// The scales of 8-bit queries and keys.
+// ---- flashgen/scales.cuh
+// The scales of 8-bit queries, keys and values.
 
 // A scale of a head or of some of its rows. `scales` is null where it is 1.
 FLASHGEN_DEVICE float input_scale(const float* scales, i64 at) {
   return scales == nullptr ? 1.0f : scales[at];
 }
 
-// What a product of a query and a key is multiplied by. It is not 0, because 0 times a forbidden logit of
-// -inf would be NaN. Blocks of zeros have tiny scales.
+// What a product of a query and a key is multiplied by: at least 2^-100. Blocks of zeros have tiny scales,
+// whose product may underflow to 0, and 0 times a forbidden logit of -inf would be NaN.
 FLASHGEN_DEVICE float logit_factor(float of_q, float of_k) {
   const float factor = of_q * of_k;
   return factor < 0x1p-100f ? 0x1p-100f : factor;
@@ -1658,7 +1662,7 @@ struct InputScales {
         input_scale(p.v_scale, tile.sequence * p.v_scale_batch + tile.head_kv * p.v_scale_head + key_block);
     return {logit_factor(of_q, of_k), of_v};
   }
-  // What O is multiplied by besides.
+  // What O is multiplied by at the end.
   FLASHGEN_DEVICE static float of_out(const auto& p, const auto&) { return p.v_factor; }
 };
 template <>
@@ -1943,7 +1947,8 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    Factors factors;  // of the newest step
+    // Of the step whose S was issued last. If they do not differ by block: of the newest tile.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -1997,11 +2002,12 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    FLASHGEN_DEVICE void release_k(const Step& step) {
+    // S is complete: K may be overwritten, and after a tile's last step Q, too.
+    FLASHGEN_DEVICE void release_qk(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
       if (step.is_last()) {
@@ -2012,6 +2018,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -2033,7 +2043,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_k(step);
+      release_qk(step);
       const Logits logits = Score::logits(p, factors.logits);
       Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
                                          thread);
@@ -2049,7 +2059,8 @@ struct ForwardMainloop {
       return rescales;
     }
 
-    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    // Rounds exponentials to P, and scales them down before if they are too large. Returns whether O must be
+    // multiplied by softmax.scores_scale: `rescales`, or true if it scaled any.
     FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
       return softmax.round_in_range(scores, Score::logits(p, factors.logits), rescales,
                                     [&]() { return Values::round(probabilities, scores); });
@@ -2102,7 +2113,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
       while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
-        release_k(step);
+        release_qk(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
@@ -2129,7 +2140,7 @@ struct ForwardMainloop {
         while (continues()) {
           overlap(probabilities, others);
           if (!continues()) {
-            copy_operands(probabilities, others, p.len_q);
+            copy_operands(probabilities, others, /*not_negative=*/p.len_q);
             break;
           }
           overlap(others, probabilities);
@@ -2138,8 +2149,9 @@ struct ForwardMainloop {
         while (continues()) overlap(probabilities, probabilities);
       }
     }
-    FLASHGEN_DEVICE void wait_qk(bool is_first) {
-      if (is_first) shared.q_ring().wait_full(q_at);
+    // `may_begin_tile`: Q may not have arrived yet.
+    FLASHGEN_DEVICE void wait_qk(bool may_begin_tile) {
+      if (may_begin_tile) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step, overlapping nothing.
@@ -2152,6 +2164,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       rescales = round(probabilities, rescales);
       if (rescales) scale_rows(out, softmax.scores_scale);
     }
@@ -2179,22 +2192,23 @@ struct ForwardMainloop {
       if constexpr (Values::has_two_operands) {
         wgmma_wait<1>();
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
-        wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                  shared.start);
+        wgmma_compute_before_wait(next_probabilities,
+                                  /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else if constexpr (Values::overlaps_own_products) {
         wgmma_wait<1>();
         rescales = take_exponentials(next, pairs, kept, checks);
         const u32 sums[1][4] = {{bits_of(softmax.rows.sum[0]), bits_of(softmax.rows.sum[1]), 0, 0}};
-        wgmma_compute_before_wait(sums, softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
+        wgmma_compute_before_wait(sums, /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1],
+                                  shared.start);
         // P V reads the registers that P is rounded to.
         wgmma_wait<0>();
         rescales = round(next_probabilities, rescales);
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
       } else {
         wgmma_wait<0>();
-        end_pv(probabilities, of_step);
+        finish_and_release_v(probabilities, of_step);
         rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       }
       if (step.is_last()) {
@@ -2202,10 +2216,6 @@ struct ForwardMainloop {
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {
@@ -2311,11 +2321,11 @@ FLASHGEN_DEVICE u32 pack_four(e4m3_t, float a, float b, float c, float d) {
 // this one becomes 2^kLargestPower. Exponentials, sums and O are then multiplied by the same factor. Most
 // blocks need none of it.
 //
-// Of a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
+// In a block that the mask cuts, a row may have few keys. So such a block may raise reference maxima before
 // the exponentials are computed, which costs less.
 //
-// What raises a row's reference maximum depends on places and on the row alone. So a row has the same bits
-// whatever the other rows of its warp hold, and whether its tile is careful.
+// What raises a row's reference maximum depends only on the row and on where its blocks lie. So a row has the
+// same bits whatever the other rows of its warp hold, and whether its tile is careful.
 
 namespace flashgen {
 
@@ -2323,6 +2333,7 @@ namespace flashgen {
 constexpr float kLargestPower = 7.0f;
 template <>
 constexpr float kHeadroom<e4m3_t> = -kLargestPower;
+// A running maximum needs no room above it.
 template <>
 constexpr float kRunningHeadroom<e4m3_t> = -8.0f;
 template <>
@@ -2483,9 +2494,9 @@ FLASHGEN_DEVICE void run_transposer(const Shared& shared, Thread thread) {
 // write key 8b + 2t + e to place 4t + 2b + e, for b, e < 2 and t < 4. Lane t of a row then has the
 // probabilities of its places in registers of its own, so that packing them needs no shuffles.
 //
-// The tensor cores accumulate products of 8 bits with about 14 bits. So the product of each block is a sum of
-// its own, which is added to O in float32 and there multiplied by the block's scale. Where the
-// registers do not suffice for all columns, it is computed in parts, which share accumulators.
+// The tensor cores accumulate 8-bit products with about 14 bits. So the product of each block is a sum of its
+// own, which is added to O in float32 and there multiplied by the block's scale. Where the registers do not
+// suffice for all columns, it is computed in parts, which share accumulators.
 //
 // `part_columns`: columns of O that one product has. `overlaps`: whether S of the next step is computed
 // meanwhile. If not, S and the product share registers.
@@ -2615,7 +2626,7 @@ struct EightBitValues {
     }
   }
 
-  // Issues P V^T for part of the columns of V, whose rows of V^T come first in `v`.
+  // Issues P V for some columns of V. `v` is V^T from the row of the first of these columns on.
   FLASHGEN_DEVICE static void issue_part(Product& product, const Probabilities& probabilities, Operand v) {
     const MatrixDescriptor right = v.by_columns();
     const auto b = [&](i32 step) { return right.advanced(Operand::along_columns(step)); };

@@ -26,25 +26,25 @@
 //           954  What a softmax takes exponentials of.
 //           984  What an online softmax keeps of each row from one tile of keys to the next.
 //          1019  The online softmax of a warpgroup's rows.
-//          1137  Writing a warpgroup's results to shared and global memory.
-//          1157  The results of a tile.
-//          1239  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1284  Walking over the tiles that a mask does not rule out.
-//          1340  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1442  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1503  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1652  What queries, keys and values are multiplied by.
-//          1666  The order in which persistent blocks draw tiles.
-//          1701  Which tile of queries a persistent block computes next.
-//          1734  The scheduler.
-//          1801  Scores.
-//          1858  What happens to products Q K^T before the softmax.
-//          1910  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1979  O += P V.
-//          2017  The forward pass on Hopper.
-//          2381  What the printed text of a mask or score is made of.
-//          2566  A lane's pairs of a block of 16 rows under a mask that is more than a band.
-//          2674  The kernel: its configuration, parameters and text.
+//          1138  Writing a warpgroup's results to shared and global memory.
+//          1158  The results of a tile.
+//          1240  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1285  Walking over the tiles that a mask does not rule out.
+//          1341  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1443  Which tiles of queries a thread block computes again, because their first results cannot be trusted.
+//          1506  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1656  What queries, keys and values are multiplied by.
+//          1670  The order in which persistent blocks draw tiles.
+//          1705  Which tile of queries a persistent block computes next.
+//          1738  The scheduler.
+//          1805  Scores.
+//          1862  What happens to products Q K^T before the softmax.
+//          1914  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1983  O += P V.
+//          2021  The forward pass on Hopper.
+//          2390  What the printed text of a mask or score is made of.
+//          2575  A lane's pairs of a block of 16 rows under a mask that is more than a band.
+//          2683  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
@@ -1063,8 +1063,9 @@ struct RowSoftmax {
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
-  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
-  // by `scores_scale`.
+  // `growth` powers of two, which changes no bit of other rows. A running maximum lies kRunningHeadroom below
+  // the reference, so that `growth` is minus that. Returns whether the output must be multiplied by
+  // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/,
                                   float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
@@ -1440,7 +1441,7 @@ struct SparseBlocks {
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
-// Which tiles of queries a block computes again, because their first results cannot be trusted.
+// Which tiles of queries a thread block computes again, because their first results cannot be trusted.
 //
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
@@ -1474,7 +1475,8 @@ struct TileChecks {
     queued = taken = 0;
   }
 
-  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  // ---- Called by consumer warps: they report whether tile `index` of the thread block failed, and that all
+  // tiles are stored.
   FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
     if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
   }
@@ -1483,7 +1485,7 @@ struct TileChecks {
     if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
   }
 
-  // ---- All lanes of the scheduler's warp
+  // ---- Called by all lanes of the scheduler's warp
   FLASHGEN_DEVICE void wait_drained(Thread thread) {
     if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
     warp_sync();
@@ -1493,7 +1495,8 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of that warp
+
+  // ---- Called by one lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
   // The number of a failed tile, once for each; kNoTile if none is left.
@@ -1550,9 +1553,9 @@ struct ForwardShared {
   }
 };
 
-// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
-// pages, which all lanes start.
+// The producer: a warp that loads Q, K and V. Only the elected lane waits for empty slots: another lane could
+// arrive so late that it misses a phase. The elected lane also starts all copies, except those of pages,
+// which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1607,6 +1610,7 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     load_v(tile, pending_block);
+    // That was the last V of its tile, so the announcement of the tile is no longer needed.
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
@@ -1652,7 +1656,7 @@ struct ForwardProducer {
 // ---- flashgen/sm90/input_scales.cuh
 // What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 
-// Numbers of 16 bits have no scales.
+// 16-bit inputs have no scales.
 struct NoScales {
   struct Factors {
     static constexpr float logits = 1.0f;
@@ -1977,7 +1981,7 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
 }
 
 // ---- flashgen/sm90/values.cuh
-// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
+// O += P V: the Values policy of the mainloop, for 16-bit values. wgmma reads them as TMA wrote them.
 
 template <ForwardSm90Config cfg, class T>
 struct SixteenBitValues {
@@ -2072,7 +2076,8 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    Factors factors;  // of the newest step
+    // Of the step whose S was issued last. If they do not differ by block: of the newest tile.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -2131,11 +2136,12 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    FLASHGEN_DEVICE void release_k(const Step& step) {
+    // S is complete: K may be overwritten, and after a tile's last step Q, too.
+    FLASHGEN_DEVICE void release_qk(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
       if (step.is_last()) {
@@ -2146,6 +2152,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -2164,7 +2174,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_k(step);
+      release_qk(step);
       const Logits logits = Score::logits(p, factors.logits);
       Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
                                          thread);
@@ -2180,7 +2190,8 @@ struct ForwardMainloop {
       return rescales;
     }
 
-    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    // Rounds exponentials to P, and scales them down before if they are too large. Returns whether O must be
+    // multiplied by softmax.scores_scale: `rescales`, or true if it scaled any.
     FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
       Values::round(probabilities, scores);
       return rescales;
@@ -2230,7 +2241,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
       while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
-        release_k(step);
+        release_qk(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
@@ -2256,14 +2267,15 @@ struct ForwardMainloop {
       while (continues()) {
         overlap(probabilities, others);
         if (!continues()) {
-          copy_operands(probabilities, others, p.len_q);
+          copy_operands(probabilities, others, /*not_negative=*/p.len_q);
           break;
         }
         overlap(others, probabilities);
       }
     }
-    FLASHGEN_DEVICE void wait_qk(bool is_first) {
-      if (is_first) shared.q_ring().wait_full(q_at);
+    // `may_begin_tile`: Q may not have arrived yet.
+    FLASHGEN_DEVICE void wait_qk(bool may_begin_tile) {
+      if (may_begin_tile) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step, overlapping nothing.
@@ -2275,6 +2287,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       if (rescales) scale_rows(out, softmax.scores_scale);
       round(probabilities, rescales);
     }
@@ -2300,19 +2313,15 @@ struct ForwardMainloop {
       bool rescales;
       wgmma_wait<1>();
       rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
-      wgmma_compute_before_wait(next_probabilities, softmax.rows.sum[0] + softmax.rows.sum[1],
-                                shared.start);
+      wgmma_compute_before_wait(next_probabilities,
+                                /*not_negative=*/softmax.rows.sum[0] + softmax.rows.sum[1], shared.start);
       wgmma_wait<0>();
-      end_pv(probabilities, of_step);
+      finish_and_release_v(probabilities, of_step);
       if (step.is_last()) {
         store(finished);
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

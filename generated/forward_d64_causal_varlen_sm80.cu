@@ -243,7 +243,7 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(sizeof(T));
 
-// Two neighbouring elements, written with one store.
+// Two neighboring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
@@ -271,7 +271,7 @@ FLASHGEN_DEVICE u32 non_finite_signs(u32 word) { return ((word & ~kSigns<T>)+kTo
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -1016,7 +1016,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
+  // Each row decides for itself, so no row's result depends on its neighbors.
   template <i32 out_columns>
   FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
                                Accumulator<row_blocks, out_columns>& out) {

@@ -25,21 +25,21 @@
 //           926  What a softmax takes exponentials of.
 //           954  What an online softmax keeps of each row from one tile of keys to the next.
 //           989  The online softmax of a warpgroup's rows.
-//          1097  Writing a warpgroup's results to shared and global memory.
-//          1117  The results of a tile.
-//          1189  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1234  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
-//          1306  Which tiles of queries a block computes again, because their first results cannot be trusted.
-//          1367  The operands of the forward kernel in shared memory, and the producers that load them.
-//          1512  What queries, keys and values are multiplied by.
-//          1526  The order in which persistent blocks draw tiles.
-//          1561  Which tile of queries a persistent block computes next.
-//          1594  The scheduler.
-//          1661  What happens to products Q K^T before the softmax.
-//          1676  P V of a block that the mask cuts, where V may hold NaN or infinity.
-//          1731  O += P V.
-//          1766  The forward pass on Hopper.
-//          2113  The kernel: its configuration, parameters and text.
+//          1098  Writing a warpgroup's results to shared and global memory.
+//          1118  The results of a tile.
+//          1190  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1235  Which blocks of keys a tile of queries visits, and which of them the mask cuts.
+//          1307  Which tiles of queries a thread block computes again, because their first results cannot be trusted.
+//          1370  The operands of the forward kernel in shared memory, and the producers that load them.
+//          1516  What queries, keys and values are multiplied by.
+//          1530  The order in which persistent blocks draw tiles.
+//          1565  Which tile of queries a persistent block computes next.
+//          1598  The scheduler.
+//          1665  What happens to products Q K^T before the softmax.
+//          1680  P V of a block that the mask cuts, where V may hold NaN or infinity.
+//          1735  O += P V.
+//          1770  The forward pass on Hopper.
+//          2122  The kernel: its configuration, parameters and text.
 
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
@@ -1033,8 +1033,9 @@ struct RowSoftmax {
   FLASHGEN_DEVICE bool needs_max() const { return !anchored || lacks_max; }
 
   // Sets the reference maximum of rows without one. If `may_raise`, also raises those that logits exceed by
-  // `growth` powers of two, which changes no bit of other rows. Returns whether the output must be multiplied
-  // by `scores_scale`.
+  // `growth` powers of two, which changes no bit of other rows. A running maximum lies kRunningHeadroom below
+  // the reference, so that `growth` is minus that. Returns whether the output must be multiplied by
+  // `scores_scale`.
   FLASHGEN_DEVICE bool update_max(const Strip<columns>& scores, const Logits& logits, bool may_raise,
                                   bool /*is_cut*/,
                                   float growth = anchored ? kMaxGrowth<T> : 0.0f - kRunningHeadroom<T>) {
@@ -1304,7 +1305,7 @@ struct BandBlocks {
 };
 
 // ---- flashgen/sm90/tile_checks.cuh
-// Which tiles of queries a block computes again, because their first results cannot be trusted.
+// Which tiles of queries a thread block computes again, because their first results cannot be trusted.
 //
 // Two things can make a result wrong. A row's logits may outgrow the reference maximum of the anchored
 // softmax. And V may hold NaN or infinity for a key that a row must not attend to: the row's probability is
@@ -1338,7 +1339,8 @@ struct TileChecks {
     queued = taken = 0;
   }
 
-  // ---- Consumer warps: whether tile `index` of the block failed; and that all tiles are stored.
+  // ---- Called by consumer warps: they report whether tile `index` of the thread block failed, and that all
+  // tiles are stored.
   FLASHGEN_DEVICE void set_failed(u32 index, i32 warp, bool has_failed, Thread thread) {
     if (thread.lane == 0) failed[index % kTiles][warp] = has_failed;
   }
@@ -1347,7 +1349,7 @@ struct TileChecks {
     if (thread.lane == 0) mbarrier_arrive(shared_address(&drained));
   }
 
-  // ---- All lanes of the scheduler's warp
+  // ---- Called by all lanes of the scheduler's warp
   FLASHGEN_DEVICE void wait_drained(Thread thread) {
     if (thread.lane < consumer_warps) mbarrier_wait(shared_address(&drained), 0);
     warp_sync();
@@ -1357,7 +1359,8 @@ struct TileChecks {
     if (!warp_any(is_warp && failed[index % kTiles][is_warp ? thread.lane : 0] != 0)) return;
     if (thread.lane == 0) queue[queued++] = numbers[index % kTiles];
   }
-  // ---- One lane of that warp
+
+  // ---- Called by one lane of that warp
   FLASHGEN_DEVICE void set_number(u32 index, i32 number) { numbers[index % kTiles] = number; }
   FLASHGEN_DEVICE bool any_failed() const { return queued > 0; }
   // The number of a failed tile, once for each; kNoTile if none is left.
@@ -1411,9 +1414,9 @@ struct ForwardShared {
   }
 };
 
-// The producer: a warp that loads Q, K and V. Only one lane waits for empty slots, because a lane that came
-// late to the mbarrier could miss a phase. That lane also starts all copies, except those of
-// pages, which all lanes start.
+// The producer: a warp that loads Q, K and V. Only the elected lane waits for empty slots: another lane could
+// arrive so late that it misses a phase. The elected lane also starts all copies, except those of pages,
+// which all lanes start.
 template <ForwardSm90Config cfg, class Params, class Tile, class Blocks, class Shared>
 struct ForwardProducer {
   // It requests the next tile when at most this many blocks of the current one follow.
@@ -1467,6 +1470,7 @@ struct ForwardProducer {
     if (pending_block < 0) return;
     const Tile tile = shared.tile(pending_tile_at);
     load_v(tile, pending_block);
+    // That was the last V of its tile, so the announcement of the tile is no longer needed.
     if (pending_tile_at.count != tile_at.count) shared.tile_ring().release(pending_tile_at, thread);
     pending_block = -1;
   }
@@ -1512,7 +1516,7 @@ struct ForwardProducer {
 // ---- flashgen/sm90/input_scales.cuh
 // What queries, keys and values are multiplied by: the Scales policy of the mainloop.
 
-// Numbers of 16 bits have no scales.
+// 16-bit inputs have no scales.
 struct NoScales {
   struct Factors {
     static constexpr float logits = 1.0f;
@@ -1729,7 +1733,7 @@ FLASHGEN_DEVICE void multiply_careful(Strip<VTile::cols>& out, const Rounded<VTi
 }
 
 // ---- flashgen/sm90/values.cuh
-// O += P V: the Values policy of the mainloop, for values of 16 bits. wgmma reads them as TMA wrote them.
+// O += P V: the Values policy of the mainloop, for 16-bit values. wgmma reads them as TMA wrote them.
 
 template <ForwardSm90Config cfg, class T>
 struct SixteenBitValues {
@@ -1821,7 +1825,8 @@ struct ForwardMainloop {
     Strip<cfg.tile_kv> scores;
     typename Values::Product product;
     typename Values::Out out;
-    Factors factors;  // of the newest step
+    // Of the step whose S was issued last. If they do not differ by block: of the newest tile.
+    Factors factors;
 
     FLASHGEN_DEVICE i32 warp_row() const { return number * kWarpgroupRows + thread.warp % 4 * kWarpRows; }
 
@@ -1877,11 +1882,12 @@ struct ForwardMainloop {
       Values::issue(product, out, probabilities, shared.v(v_at), step.accumulates != 0);
       warp_scheduler_barrier_arrive();
     }
-    // The product that issue_pv() issued is complete.
+    // The product that issue_pv() issued is complete: it is added to O.
     FLASHGEN_DEVICE void finish_pv(const Probabilities& probabilities, const Factors& of_step) {
       Values::finish(product, out, probabilities, shared.v(v_at), of_step.values);
     }
-    FLASHGEN_DEVICE void release_k(const Step& step) {
+    // S is complete: K may be overwritten, and after a tile's last step Q, too.
+    FLASHGEN_DEVICE void release_qk(const Step& step) {
       shared.k_ring().release(k_at, thread);
       k_at.advance();
       if (step.is_last()) {
@@ -1892,6 +1898,10 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE void release_v() {
       shared.v_ring().release(v_at, thread);
       v_at.advance();
+    }
+    FLASHGEN_DEVICE void finish_and_release_v(const Probabilities& probabilities, const Factors& of_step) {
+      finish_pv(probabilities, of_step);
+      release_v();
     }
     FLASHGEN_DEVICE i32 first_q() const { return tile.first_q + warp_row(); }
     FLASHGEN_DEVICE auto draw_kept(const Step& step) const {
@@ -1910,7 +1920,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE bool take_exponentials(const Step& step, const auto& pairs, const auto& kept,
                                            bool checks) {
       wgmma_pin(scores);
-      release_k(step);
+      release_qk(step);
       const Logits logits = Score::logits(p, factors.logits);
       Score::template apply<cfg.tile_kv>(scores, factors.logits, pairs, p, tile, first_q(), step.first_key(),
                                          thread);
@@ -1926,7 +1936,8 @@ struct ForwardMainloop {
       return rescales;
     }
 
-    // Rounds exponentials, after making them smaller if they are too large. Returns the same.
+    // Rounds exponentials to P, and scales them down before if they are too large. Returns whether O must be
+    // multiplied by softmax.scores_scale: `rescales`, or true if it scaled any.
     FLASHGEN_DEVICE bool round(Probabilities& probabilities, bool rescales) {
       Values::round(probabilities, scores);
       return rescales;
@@ -1976,7 +1987,7 @@ struct ForwardMainloop {
     FLASHGEN_DEVICE Step skip_empty_steps(Step step) {
       while (!computes(step)) {
         shared.k_ring().wait_full(k_at);
-        release_k(step);
+        release_qk(step);
         shared.v_ring().wait_full(v_at);
         warp_scheduler_barrier_sync();
         warp_scheduler_barrier_arrive();
@@ -1998,8 +2009,9 @@ struct ForwardMainloop {
       const auto continues = [&]() { return next.kind == TileKind::normal && computes(next); };
       while (continues()) overlap(probabilities, probabilities);
     }
-    FLASHGEN_DEVICE void wait_qk(bool is_first) {
-      if (is_first) shared.q_ring().wait_full(q_at);
+    // `may_begin_tile`: Q may not have arrived yet.
+    FLASHGEN_DEVICE void wait_qk(bool may_begin_tile) {
+      if (may_begin_tile) shared.q_ring().wait_full(q_at);
       shared.k_ring().wait_full(k_at);
     }
     // S and P of a step, overlapping nothing.
@@ -2011,6 +2023,7 @@ struct ForwardMainloop {
       const bool checks = needs_check(step);
       wgmma_wait<0>();
       bool rescales = take_exponentials(step, pairs, kept, checks);
+      // Before scale_rows() where rounding may change scores_scale.
       if (rescales) scale_rows(out, softmax.scores_scale);
       round(probabilities, rescales);
     }
@@ -2035,17 +2048,13 @@ struct ForwardMainloop {
       const bool checks = needs_check(next);
       bool rescales;
       wgmma_wait<0>();
-      end_pv(probabilities, of_step);
+      finish_and_release_v(probabilities, of_step);
       rescales = round(next_probabilities, take_exponentials(next, pairs, kept, checks));
       if (step.is_last()) {
         store(finished);
       } else if (Softmax::may_rescale && rescales) {
         scale_rows(out, softmax.scores_scale);
       }
-    }
-    FLASHGEN_DEVICE void end_pv(const Probabilities& probabilities, const Factors& of_step) {
-      finish_pv(probabilities, of_step);
-      release_v();
     }
     // P V of a step, overlapping nothing.
     FLASHGEN_DEVICE void last_step(const Step& step, const Probabilities& probabilities) {

@@ -210,7 +210,7 @@ constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 2 * kChunkBytes / static_cast<i32>(
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+// neighboring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
 struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
@@ -690,7 +690,7 @@ struct Product {
 };
 
 // Calls visit(row, pairs) for each row of which a lane holds some of its warp's sums. `pairs(each)` calls
-// each(column, values) for each two neighbours.
+// each(column, values) for each two neighbors.
 template <class Share, class Visit>
 FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, const Visit& visit) {
   const i32 row = Share::row(thread.warp) + thread.row(),
@@ -707,7 +707,7 @@ FLASHGEN_DEVICE void visit_rows(typename Share::Product& sums, Thread thread, co
   }
 }
 
-// Calls visit(row, column, values) for each two neighbours of a row.
+// Calls visit(row, column, values) for each two neighbors of a row.
 template <class Share, class Visit>
 FLASHGEN_DEVICE void visit_pairs(typename Share::Product& sums, Thread thread, const Visit& visit) {
   visit_rows<Share>(sums, thread, [&](i32 row, const auto& pairs) {

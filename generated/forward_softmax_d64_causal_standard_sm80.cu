@@ -282,7 +282,7 @@ constexpr u32 kReductions = 0;  // a maximum and a sum of each warp
 
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-// Four neighbours of a row.
+// Four neighbors of a row.
 struct Four {
   float values[4];
 };
@@ -292,7 +292,7 @@ FLASHGEN_KERNEL(128, 1) forward_softmax_d64_causal_standard_sm80(FLASHGEN_GRID_C
   const Thread thread = Thread::current();
   constexpr i32 threads = kConfig.warps * kWarpSize;
 
-  // This block turns one row of S into one row of P, four neighbours by each thread at a time.
+  // This block turns one row of S into one row of P, four neighbors by each thread at a time.
   const Place place = Place::current();
   const i32 q = place.tile;
   const Mask mask = Mask::of(p, place.sequence, place.head);

@@ -13,7 +13,7 @@
 //          193  Instructions, one per function: eight_bits.
 //          216  Streaming tiles between global and shared memory.
 //          276  16-bit rows of a head to e4m3.
-//          594  The kernel: its configuration, parameters and text.
+//          600  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -286,7 +286,7 @@ struct QuantizeConfig {
 // A segment is this many neighboring elements of a block, in row order. Each thread has one.
 constexpr i32 kSegment = 64;
 constexpr float kLargestE4m3 = 448.0f;
-// A block of smaller numbers has the scale of this one, so that its inverse is finite.
+// The least maximum that a block counts as having: 448 / maximum must be finite.
 constexpr float kLeastMaximum = 0x1p-100f;
 
 // How many elements of a head are rotated together: the largest power of two that divides it.
@@ -303,7 +303,8 @@ constexpr float inverse_root(i32 n) {
 // its sign. Without them a row of equal elements would become one outlier.
 FLASHGEN_DEVICE u32 rotation_signs(i32 chunk) { return 0x9e3779b1u * static_cast<u32>(chunk + 1) >> 24; }
 
-// The largest magnitude of n values, or NaN if one is NaN; four chains of comparisons, as each takes a while.
+// The largest magnitude of n values, or NaN if one is NaN. Four independent chains hide the latency of a
+// comparison.
 template <i32 n, class Value>
 FLASHGEN_DEVICE float largest_of(const Value& value) {
   float most[4] = {};
@@ -346,8 +347,9 @@ struct LaneChunks {
 };
 
 // The chunks of a warp's segments in shared memory, of elements of E. `parts` neighboring segments form a
-// group, and eight neighboring lanes have parts of different groups. Swizzled: chunks of the same number lie
-// in different banks then.
+// group, and eight neighboring lanes have parts of different groups. Swizzled: the lowest three bits of a
+// chunk's number are XORed with the number of its group, so that lanes that read the same chunk of their
+// groups use different banks.
 template <class E, i32 parts>
 struct WarpChunks {
   static constexpr i32 each = kSegment / (kChunkBytes / static_cast<i32>(sizeof(E)));
@@ -357,7 +359,8 @@ struct WarpChunks {
 
   u8* data;
 
-  // The i-th that a lane copies.
+  // The i-th that a lane copies: chunk i * 32 + lane, of group lane / span ^ i * 32 / span. Written so,
+  // because with the sum of both the machine code is 7 % longer.
   FLASHGEN_DEVICE Vec16& copied(i32 i, i32 lane) const {
     return at(i * kWarpSize + (lane ^ ((lane / span ^ i * kWarpSize / span) & 7)));
   }
@@ -383,8 +386,11 @@ struct Segment {
   static constexpr i32 lanes_apart = kWarpSize / parts;
   using Incoming = WarpChunks<T, parts>;
   using Outgoing = WarpChunks<e4m3_t, parts>;
-  // Lanes exchange runs of this many elements. Part p begins with the segment p of its group, its runs in the
-  // order p, p ^ 1 ..., and ends with run p of each segment.
+  // Lanes exchange runs of this many elements. Part p begins with segment p of its group, its runs in the
+  // order p, p ^ 1 ..., and ends with run p of each segment. For four parts, in the order of registers:
+  //
+  //     part 0   s0.r0 s0.r1 s0.r2 s0.r3   becomes   s0.r0 s1.r0 s2.r0 s3.r0
+  //     part 1   s1.r1 s1.r0 s1.r3 s1.r2             s1.r1 s0.r1 s3.r1 s2.r1
   static constexpr i32 run = kSegment / parts;
 
   float x[kSegment];
