@@ -454,6 +454,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     ),
     # Rows of results end before those of tiles.
     "Hopper, padded heads": (
+        AttentionSpec(40, head_dim_v=24, mask=causal()),
+        (70, 70),
+        {"arch": "sm_90a", "heads": 2, "heads_kv": 2},
+    ),
+    "Hopper, wide heads, padded": (
         AttentionSpec(136, head_dim_v=40, mask=causal()),
         (70, 70),
         {"arch": "sm_90a", "heads": 2, "heads_kv": 2},
