@@ -184,6 +184,16 @@ def mask_of(function: Any, **options: Any) -> Any:
     return fgen.make_mask(**{**sizes, "mask_function": function, **options})
 
 
+def packed_mask(inner: Any, positions: Any, documents: Any) -> Any:
+    """A mask within documents, as transformers combines it. 5.24 has no function for that any more."""
+    m = transformers.masking_utils
+    combined = getattr(m, "packed_sequence_compatibility_function", None)
+    if combined is not None:
+        return combined(inner, positions, documents)
+    within = m.remap_positions_for_packed_sequence(inner, positions)
+    return m.and_masks(within, m.packed_sequence_mask_function(documents))
+
+
 def test_masks_are_no_larger_than_they_must_be() -> None:
     m = transformers.masking_utils
     causal, sliding = m.causal_mask_function, m.sliding_window_causal_mask_function(WINDOW)
@@ -197,8 +207,7 @@ def test_masks_are_no_larger_than_they_must_be() -> None:
     assert mask_of(m.bidirectional_mask_function, attention_mask=padding).shape == (2, 1, 1, LENGTH)
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]]).expand(2, -1)
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]).expand(2, -1)
-    packed = m.packed_sequence_compatibility_function(sliding, positions, documents)
-    assert torch.equal(mask_of(packed, local_size=WINDOW), documents)
+    assert torch.equal(mask_of(packed_mask(sliding, positions, documents), local_size=WINDOW), documents)
     for whole in (
         mask_of(sliding),  # the layer is not said to have a window
         mask_of(causal, q_offset=torch.tensor(0), attention_mask=padding),

@@ -35,7 +35,7 @@ from tests.kernels.test_forward_sm90 import (
 )
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
 
-pytestmark = pytest.mark.in_turns(24)
+pytestmark = pytest.mark.in_turns(36)
 
 DIMS = sorted({dim for dim, _ in HEAD_DIMS})
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)

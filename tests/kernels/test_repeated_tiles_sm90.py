@@ -18,6 +18,8 @@ from tests.emulator.kernels.conftest import Case as KernelCase
 from tests.kernels.test_forward_sm90 import DTYPES, Array, check, forward_spec, launches
 from tests.kernels.test_reference_max_softmax_sm90 import expected_of
 
+pytestmark = pytest.mark.in_turns(6)
+
 #: Four tiles of keys and a rest, and several tiles of queries.
 LEN_Q, LEN_KV = 300, 430
 MODES = [Mode("random", 1), Mode(race=True), Mode("priority", 3, race=True)]

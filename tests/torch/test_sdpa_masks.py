@@ -54,7 +54,7 @@ def mask_of(kind: str, pattern: str, dtype: Any) -> Any:
     return values.to(dtype if kind == "own" else torch.float32).requires_grad_()
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("kind", ["bool", "own", "float32"])

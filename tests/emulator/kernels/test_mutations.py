@@ -22,7 +22,7 @@ from flashgen.plan.model.plans import Role
 from tests.drawn import IS_SAMPLE, some
 from tests.emulator.kernels.mutation_cases import CASES
 
-pytestmark = pytest.mark.in_turns(12)
+pytestmark = pytest.mark.in_turns(24)
 
 
 @dataclass(frozen=True)
