@@ -214,7 +214,8 @@ using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 FLASHGEN_KERNEL(64, 1) forward_d64_causal_naive_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
 
-  // This thread computes one element of O: one column of one query's row. Neighbors repeat all of its scores.
+  // This thread computes one element of O: one column of one query's row. Its neighbors compute the same
+  // scores again.
   const i32 q = place.tile;
   const i32 column = thread_idx();
   if (column >= kConfig.head_dim_v) return;

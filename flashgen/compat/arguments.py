@@ -11,12 +11,12 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
-from flashgen.torch.eight_bits import NO_INPUT_SCALES, InputScales
 from flashgen.torch.entry import attend
 from flashgen.torch.options import Options, number_of
 from flashgen.torch.packed import check_sequences
 from flashgen.torch.program import Program
 from flashgen.torch.replay import CallKey
+from flashgen.torch.scales import NO_INPUT_SCALES, InputScales
 from flashgen.torch.sdpa.forms import Form, program_for
 
 

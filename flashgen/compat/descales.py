@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.torch.eight_bits import NO_INPUT_SCALES, InputScales, check_eight_bits
+from flashgen.torch.eight_bits import check_eight_bits
+from flashgen.torch.scales import NO_INPUT_SCALES, InputScales
 
 
 def input_scales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> InputScales:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,24 +17,10 @@ from flashgen.torch.options import Options, check_dense, number_of
 from flashgen.torch.packed import arrays_of, longest_of
 from flashgen.torch.program import Program, check_tensors
 from flashgen.torch.replay import CallKey, remember, replayed
-from flashgen.torch.scales import out_dtype_of
+from flashgen.torch.scales import NO_INPUT_SCALES, InputScales, out_dtype_of
 from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch, rows_contiguous, wants_gradients
 
-
-class InputScales(NamedTuple):
-    """What elements of 8-bit q, k and v are multiplied by, and the dtype of what comes out."""
-
-    q: Any = None
-    k: Any = None
-    v: Any = None
-    #: How many rows share a scale; None: all rows of a head.
-    block: int | None = None
-    #: None: torch.bfloat16.
-    out_dtype: Any = None
-
-
-NO_INPUT_SCALES = InputScales()
-#: The arguments of ``attention`` that these are.
+#: The arguments of ``attention`` that make ``InputScales``.
 EIGHT_BIT_ARGUMENTS = ("q_scale", "k_scale", "v_scale", "scale_block", "out_dtype")
 
 
@@ -91,7 +77,7 @@ def attend_eight_bits(
     check_tensors(program.names, captured, q.device)
     if is_watched or any([type(x) not in PLAIN_TYPES for x in captured]):  # noqa: C419 (quicker)
         return call_eight_bit_operator(q, k, v, *arguments)
-    return _call_kernel(q, k, v, program, captured, options.scale, sequences, scales, out_dtype, key)
+    return _call_kernel(q, k, v, program, captured, options.scale, sequences, scales, key)
 
 
 def _call_kernel(
@@ -103,12 +89,10 @@ def _call_kernel(
     scale: float | None,
     sequences: Sequences | None,
     scales: InputScales,
-    out_dtype: Any,
     key: CallKey,
 ) -> tuple[Any, Any]:
     q, k, v = (rows_contiguous(x) for x in (q, k, v))
-    of_inputs = scales.q, scales.k, scales.v
-    found = find_call(q, k, v, program, captured, scale, sequences, of_inputs, scales.block, out_dtype)
+    found = find_call(q, k, v, program, captured, scale, sequences, scales)
     if sequences is None or not found[0].on_host:
         remember(key, [(found, ())])
     out, lse, *_ = run(found, q)

@@ -13,8 +13,6 @@ from flashgen.spec import KVCache, Sequences
 from flashgen.torch.cached import attend_cached, check_cached, check_page_scales, check_qv
 from flashgen.torch.eight_bits import (
     EIGHT_BIT_ARGUMENTS,
-    NO_INPUT_SCALES,
-    InputScales,
     attend_eight_bits,
     check_eight_bits,
     is_eight_bit,
@@ -26,7 +24,7 @@ from flashgen.torch.options import Options, check_dense, check_flags, number_of
 from flashgen.torch.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.program import Program, check_tensors
 from flashgen.torch.replay import CallKey, replayed
-from flashgen.torch.scales import Scales
+from flashgen.torch.scales import NO_INPUT_SCALES, InputScales, Scales
 from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch
 
 _LAYOUTS = ("bshd", "bhsd")

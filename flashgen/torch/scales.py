@@ -27,6 +27,21 @@ class Scales(NamedTuple):
 NO_SCALES = Scales()
 
 
+class InputScales(NamedTuple):
+    """What elements of 8-bit q, k and v are multiplied by, and the dtype of what comes out."""
+
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    #: How many rows share a scale; None: all rows of a head.
+    block: int | None = None
+    #: None: torch.bfloat16.
+    out_dtype: Any = None
+
+
+NO_INPUT_SCALES = InputScales()
+
+
 def scales_of(k_scale: Any, v_scale: Any, page_scales: bool, q_scale: Any = None, out_dtype: Any = None) -> Scales:
     """The scales of a call whose sequences all have the same ones; an ArgumentError for others."""
     if k_scale is v_scale is q_scale is out_dtype is None and page_scales is False:

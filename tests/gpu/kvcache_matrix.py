@@ -57,7 +57,7 @@ class Errors(NamedTuple):
             assert error.mean() <= limit, f"{what}: mean error {error.mean():.3g}, limit {limit:.3g}"
 
     def check_sixteen_bits(self, factor: float, mean: float | None, what: object) -> None:
-        """The published rule, where what is right has been rounded, too."""
+        """flash-attn's rule: the reference is rounded to 16 bits before it is compared."""
         found, exact, rounded = self.found.float(), self.exact.to(self.rounded.dtype).float(), self.rounded.float()
         assert torch.isfinite(found).all(), what
         error, theirs = (found - exact).abs(), (rounded - exact).abs()

@@ -11,13 +11,14 @@ from torch.utils.flop_counter import register_flop_formula
 from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import dtype_name
 from flashgen.launch.call.batched_launch import Found, run
-from flashgen.launch.call.scales import GivenScales, Scales
+from flashgen.launch.call.scales import GivenScales
 from flashgen.spec import KVCache, Sequences
 from flashgen.torch.kernels import cached_kernel, eight_bit_kernel, eight_bits_suit_decode
 from flashgen.torch.operators.attention import pairs_of
 from flashgen.torch.operators.library import arguments_by_name, forward_shapes, implement, library
 from flashgen.torch.packed import ARRAYS, arrays_of, sequences_of
 from flashgen.torch.program import Program, check_tensors, program_named
+from flashgen.torch.scales import InputScales, out_dtype_of
 from flashgen.torch.tensors import rows_contiguous
 from flashgen.torch.tracing import compiled
 
@@ -39,9 +40,9 @@ def call_eight_bit_operator(
     captured: Sequence[Any],
     scale: float | None,
     sequences: Sequences | None,
-    scales: Any,
+    scales: InputScales,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` through the dispatcher; ``scales`` are those of q, k and v, their block and the dtype of O."""
+    """``(out, lse)`` through the dispatcher."""
     places: tuple[Any, ...] = ()
     if sequences is not None:
         places = *arrays_of(sequences), sequences.max_seqlen_q, sequences.max_seqlen_k
@@ -60,20 +61,19 @@ def find_call(
     captured: Sequence[Any],
     scale: float | None,
     sequences: Sequences | None,
-    scales: Scales,
-    block: int | None,
-    out_dtype: Any,
+    scales: InputScales,
 ) -> Found:
     """The call of a kernel, ready to run."""
+    of_inputs, block, out_dtype = scales[:3], scales.block, out_dtype_of(scales.out_dtype)
     packed, named = sequences is not None, dict(zip(program.names, captured, strict=True))
     if not eight_bits_suit_decode(q, k, block, packed=packed):
         kernel = eight_bit_kernel(q, v, program, block, dtype_name(str(out_dtype)), packed=packed)
-        return kernel.executor.find_forward(q, k, v, scale, None, named, None, sequences, scales=scales)
-    GivenScales.of(scales)
+        return kernel.executor.find_forward(q, k, v, scale, None, named, None, sequences, scales=of_inputs)
+    GivenScales.of(of_inputs)
     dims = q.shape[-1], v.shape[-1]
     kernel = cached_kernel(*dims, q.dtype, program, "contiguous", q.get_device(), out_dtype=out_dtype)
-    cache = KVCache(k_scale=scale_tensor(scales[1], q), v_scale=scale_tensor(scales[2], q))
-    of_queries = scales[0], None, None
+    cache = KVCache(k_scale=scale_tensor(scales.k, q), v_scale=scale_tensor(scales.v, q))
+    of_queries = scales.q, None, None
     try:
         return kernel.executor.find_forward(q, k, v, scale, None, named, cache=cache, scales=of_queries)
     except ArgumentError as error:
@@ -96,9 +96,8 @@ def _forward(*given: Any, **named: Any) -> tuple[Any, Any]:
         sequences = sequences_of([call[name] for name in ARRAYS], (call["max_seqlen_q"], call["max_seqlen_k"]))
     if program.names:
         check_tensors(program.names, tuple(call["captured"]), q.device)
-    q_scale, k_scale, v_scale = (call[name] for name in _SCALES)
-    given = program, call["captured"], call["scale"], sequences, (q_scale, k_scale, v_scale)
-    out, lse, *_ = run(find_call(q, k, v, *given, call["scale_block"], call["out_dtype"]), q)
+    scales = InputScales(*[call[name] for name in (*_SCALES, "scale_block", "out_dtype")])
+    out, lse, *_ = run(find_call(q, k, v, program, call["captured"], call["scale"], sequences, scales), q)
     return out, lse
 
 
