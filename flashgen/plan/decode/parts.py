@@ -18,7 +18,7 @@ _MAX_UNITS = 2**31 - 1
 #: Keys of a part with ``batch_invariant=True``: enough to hide the merge of parts.
 _PART_KEYS = 4096
 #: Fixed cost of an item (loading Q, storing or merging results), as bytes that reach a multiprocessor meanwhile.
-_ITEM_BYTES = 128 * 1024
+ITEM_BYTES = 128 * 1024
 #: Bytes that reach a multiprocessor of an H200 in a nanosecond: keys from device memory, and parts in L2.
 _READ_RATE, _MERGE_RATE = 36, 64
 #: Rows that the lanes of a warp merge at a time, and bytes of a number in a part.
@@ -35,9 +35,9 @@ def prefers_decode(decode: KernelPlan, problem: Problem, *, batch_invariant: boo
     return few and problem.len_kv > 0 and _units(decode, problem) <= _MAX_UNITS
 
 
-def item_tiles(tile_bytes: int, blocks: int = 1) -> int:
+def item_tiles(item_bytes: int, tile_bytes: int, blocks: int = 1) -> int:
     """The fixed cost of an item, in tiles of keys and values, where so many blocks share a multiprocessor."""
-    return -(-_ITEM_BYTES // (tile_bytes * blocks))
+    return -(-item_bytes // (tile_bytes * blocks))
 
 
 def read_time(tile_bytes: int, blocks: int = 1) -> float:

@@ -23,6 +23,9 @@ _COLUMN_STEP = 2 * PANEL
 #: Floating-point operations that an H200's multiprocessor does in a nanosecond by wgmma, measured. A multiply-add
 #: counts as two.
 _PRODUCT_RATE = 4500
+#: Fixed cost of an item: 15 us, as bytes that arrive meanwhile. In ragged batches short sequences then do not keep
+#: blocks busy when others are done.
+_ITEM_BYTES = 512 * 1024
 #: Rings of K, of the halves of V, and of P.
 _RINGS = 4
 #: The scheduler's state, and per row a total and, of each warpgroup, a reference maximum and a sum.
@@ -65,6 +68,7 @@ def plan_latent_sm90(spec: AttentionSpec, arch: Arch) -> KernelPlan:
             warps=Constant("warps", _WARPS, "two warpgroups that split the columns of O and take turns at S"),
             access_bytes=16,
             tile_bytes=(smem["k"].bytes + smem["v"].bytes) // _STAGES,
+            item_bytes=_ITEM_BYTES,
             product_time=products / _PRODUCT_RATE,
             producers=_PRODUCERS,
             registers=(_PRODUCER_REGISTERS, _CONSUMER_REGISTERS),
