@@ -248,7 +248,7 @@ def test_with_a_cache_it_explains_the_kernel_that_the_lengths_choose(
             1,
             {
                 "if the assembler has too few registers for the kernel above": "forward",
-                "for arguments that are aligned to 8 bytes, and for a left pad": "decode",
+                "for arguments that are aligned to 8 bytes, for a left pad, and for pages of one key": "decode",
             },
         ),
         (

@@ -169,7 +169,7 @@ def _fallbacks(attention: AttentionPlan, kernel: KernelPlan, len_q: int, len_kv:
         if spec.cache:
             when, access = "for arguments that are aligned to 8 bytes", access_without_maps(attention)
         if kernel.role == DECODE and spec.cache == "paged":
-            when += ", and for a left pad"
+            when += ", for a left pad, and for pages of one key"
         add(when, _attending(for_alignment(attention, access), len_q, len_kv))
     return tuple(found)
 

@@ -8,7 +8,7 @@ import pytest
 
 from flashgen.plan import plan
 from flashgen.plan.algorithm import why_not_fa3
-from flashgen.plan.cached_calls import CachedCall, attending_kernel, reaches_keys
+from flashgen.plan.cached_calls import CachedCall, attending_kernel, suits_boxes
 from flashgen.plan.model.plans import AttentionPlan, Problem
 from flashgen.spec import AttentionSpec, Schedule, causal
 
@@ -69,9 +69,15 @@ def test_without_room_for_keys_there_is_nothing_to_decode() -> None:
 def test_boxes_do_not_reach_keys_behind_a_left_pad_in_pages(fields: Any) -> None:
     in_boxes, without = planned(**fields).kernel("decode"), planned(access=8, **fields).kernel("decode")
     padded = CachedCall(page_size=64, has_leftpad=True)
-    assert [reaches_keys(kernel, padded) for kernel in (in_boxes, without)] == [False, True]
-    assert reaches_keys(in_boxes, CachedCall(page_size=64))
-    assert reaches_keys(in_boxes, CachedCall(has_leftpad=True))
+    assert [suits_boxes(kernel, padded) for kernel in (in_boxes, without)] == [False, True]
+    assert suits_boxes(in_boxes, CachedCall(page_size=64))
+    assert suits_boxes(in_boxes, CachedCall(has_leftpad=True))
+
+
+def test_pages_of_one_key_are_not_copied_in_boxes() -> None:
+    in_boxes, without = planned().kernel("decode"), planned(access=8).kernel("decode")
+    assert [suits_boxes(kernel, CachedCall(page_size=1)) for kernel in (in_boxes, without)] == [False, True]
+    assert suits_boxes(in_boxes, CachedCall(page_size=2))
 
 
 @pytest.mark.parametrize(

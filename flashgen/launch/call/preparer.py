@@ -54,7 +54,7 @@ from flashgen.launch.kvcache.decode import Parts
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.cache import ATTENDING, DECODE
-from flashgen.plan.cached_calls import CachedCall, attending_kernel, reaches_keys
+from flashgen.plan.cached_calls import CachedCall, attending_kernel, suits_boxes
 from flashgen.plan.calls import PHASES, runs_at_once
 from flashgen.plan.decode.parts import check_units
 from flashgen.plan.fallbacks import access_without_maps
@@ -252,7 +252,7 @@ class Preparer:
         access = min(widest, *aligned)
         if self._spec.cache:
             call = self._cached_call(request, given)
-            if not reaches_keys(attending_kernel(plan, problem, call), call):
+            if not suits_boxes(attending_kernel(plan, problem, call), call):
                 access = min(access, access_without_maps(plan))
         device = given.infos[0].device
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
