@@ -39,25 +39,30 @@ def make_model(layers, heads, heads_kv, dim, **_):
     return LlamaForCausalLM(config).eval()
 
 
-def serve(model, attention, chats, turns, message, reply, **_):
-    """All replies, by chat and turn, and how many tokens were generated per second."""
-    model.set_attn_implementation(attention)
+def make_messages(chats, turns, message, **_):
+    """Random tokens, by chat and turn."""
     random = torch.Generator().manual_seed(1)
     lengths = torch.randint(message // 2, message + 1, (chats, turns), generator=random).tolist()
-    messages = [[torch.randint(0, 1000, (n,), generator=random).tolist() for n in chat] for chat in lengths]
+    return [[torch.randint(0, 1000, (n,), generator=random).tolist() for n in chat] for chat in lengths]
+
+
+def serve(model, attention, chats, turns, message, reply, **_):
+    """All replies, by chat and turn, and how many tokens were generated per second."""
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    model.set_attn_implementation(attention)
+    messages = make_messages(chats, turns, message)
     greedy = GenerationConfig(max_new_tokens=reply, do_sample=False, eos_token_id=-1, pad_token_id=0)
     blocks = turns * (message + reply) // 16 + 1
     sizes = {"max_blocks_per_request": blocks, "num_blocks": chats * blocks + 8, "max_batch_tokens": max(512, chats)}
-    sizes |= {"page_size": 16, "max_requests_per_batch": chats}
-    pages = ContinuousBatchingConfig(**sizes, auto_switch_to_flash=False)
-    replies = {}
+    sizes |= {"page_size": 16, "max_requests_per_batch": chats, "auto_switch_to_flash": False}
+    pages, replies = ContinuousBatchingConfig(**sizes), {}
     with model.continuous_batching_context_manager(greedy, continuous_batching_config=pages) as manager:
         # The first round builds kernels and captures CUDA graphs.
         for is_timed in (False, True):
             histories = [list(chat[0]) for chat in messages]
             start, unfinished = time.perf_counter(), chats
-            for i, history in enumerate(histories):
-                manager.add_request(history, f"{is_timed}/{i}/0")
+            for i in range(chats):
+                manager.add_request(histories[i], f"{is_timed}/{i}/0")
             while unfinished and manager.is_running():
                 result = manager.get_result(timeout=1.0)
                 if result is None or not result.is_finished():
@@ -77,19 +82,16 @@ def main() -> None:
     """Serve the chats by each kind of attention."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=SIZES, default="emulator")
-    target = parser.parse_args().target
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    sizes = SIZES[target := parser.parse_args().target]
     fg.integrations.transformers.register()
-    model = make_model(**SIZES[target])
-    if target == "gpu":
-        model = model.to("cuda", torch.bfloat16)
+    model = make_model(**sizes).to("cuda" if target == "gpu" else "cpu", torch.bfloat16)
     found = {}
     with fg.torch.emulate_cpu():
-        for attention in ("sdpa", "fgen"):
-            found[attention], speed = serve(model, attention, **SIZES[target])
-            print(f"{attention}: {speed:.0f} tokens per second")
+        for name in ("sdpa", "fgen"):
+            found[name], speed = serve(model, name, **sizes)
+            print(f"{name}: {speed:.0f} tokens per second")
     same = sum(reply == found["sdpa"].get(turn) for turn, reply in found["fgen"].items())
-    print(f"same replies: {same} of {SIZES[target]['chats'] * SIZES[target]['turns']}")
+    print(f"same replies: {same} of {len(found['sdpa'])}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))
 LAST_LINE = {
     "build_ahead": "forward_d64_fp16_causal_sm89.cubin: ",
     "chat": "same replies: ",
+    "eight_bit_chat": "same tokens: ",
     "first_kernel": "dv ",
     "kv_cache": "sequence 1: largest error ",
     "own_mask": "largest error ",
@@ -37,7 +38,7 @@ def test_every_example_is_run_by_a_test() -> None:
     assert EXAMPLES.keys() == LAST_LINE.keys()
 
 
-@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"chat", "train_small_model"}))
+@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"chat", "eight_bit_chat", "train_small_model"}))
 def test_an_example_runs_without_a_gpu_and_without_torch(name: str) -> None:
     run(name)
 
@@ -56,11 +57,21 @@ def test_chats_are_answered_as_by_torchs_attention() -> None:
     assert lines[-1] == "same replies: 6 of 6"
 
 
+@pytest.mark.torch
+def test_pages_of_eight_bits_change_few_tokens() -> None:
+    pytest.importorskip("transformers", minversion="5.20")
+    lines = run("eight_bit_chat").splitlines()
+    assert [line.split(",")[0] for line in lines[:-1]] == ["transformers", "flashgen"]
+    same, count = (int(word) for word in lines[-1].split() if word.isdigit())
+    assert count == 24
+    assert same >= 20
+
+
 @pytest.mark.gpu
 @pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"build_ahead"}))
 def test_an_example_runs_on_a_gpu(name: str) -> None:
-    if name == "chat":
+    if name.endswith("chat"):
         pytest.importorskip("transformers", minversion="5.20")
     run(name, "--target", "gpu")
 
