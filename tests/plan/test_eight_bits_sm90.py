@@ -50,7 +50,7 @@ def test_steps_overlap_where_registers_allow() -> None:
         for dims, name in product(EIGHT_BITS, FIELDS)
         if "overlaps_steps" in forward(dims, **FIELDS[name]).switches
     }
-    everywhere = set(product([(64, 64)], FIELDS))
+    everywhere = set(product([(64, 64)], FIELDS)) - {((64, 64), "full")}
     plain = set(product([(96, 96), (128, 128), (192, 128)], ("full", "causal", "packed")))
     assert overlapping == everywhere | plain
 

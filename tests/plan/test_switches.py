@@ -60,7 +60,7 @@ def plans() -> Iterator[AttentionPlan]:
     for kind in CACHES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal(), direction="forward", cache=kind))
         yield from planned(fg.AttentionSpec(64, direction="forward", cache=kind, cache_dtype="e4m3"))
-    yield from planned(fg.AttentionSpec(64, dtype="e4m3", direction="forward"))
+    yield from planned(fg.AttentionSpec(128, dtype="e4m3", direction="forward"))
     for schedule in SCHEDULES:
         yield from planned(fg.AttentionSpec(64, mask=fg.causal()), schedule)
 

@@ -67,11 +67,15 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row for the head dims and the kind of mask."""
     dims = table_dims(spec)
     if spec.element.is_eight_bit:
-        takes_registers = is_block_sparse(spec) or spec.score is not None or spec.has_own_lengths or spec.scale_block
-        return EIGHT_BITS[dims] if takes_registers else EIGHT_BITS_THREE_CONSUMERS.get(dims, EIGHT_BITS[dims])
+        return EIGHT_BITS_THREE_CONSUMERS[dims] if _has_three_eight_bit_consumers(spec) else EIGHT_BITS[dims]
     if dims in TWO_CONSUMERS and (compares_documents(spec) or spec.dropout or spec.has_own_lengths):
         return TWO_CONSUMERS[dims]
     return TABLE[dims]
+
+
+def _has_three_eight_bit_consumers(spec: AttentionSpec) -> bool:
+    takes_registers = is_block_sparse(spec) or spec.score is not None or spec.has_own_lengths or spec.scale_block
+    return table_dims(spec) in EIGHT_BITS_THREE_CONSUMERS and not takes_registers
 
 
 def fallback_tile_kv(spec: AttentionSpec) -> int:
@@ -215,8 +219,11 @@ def value_parts(spec: AttentionSpec) -> int:
 def eight_bits_overlap(spec: AttentionSpec) -> bool:
     """Whether S of the next step has registers beside an 8-bit product and O.
 
-    Scores, and masks other than a band, take them, unless heads are narrow.
+    Scores, and masks other than a band, take them, unless heads are narrow. Without a mask, three consumers overlap
+    each other's steps instead.
     """
+    if spec.mask.is_full and _has_three_eight_bit_consumers(spec):
+        return False
     narrow, wide = spec.head_dim_v <= _NARROW_VALUES, value_parts(spec) > 1
     takes_registers = wide or (not narrow and (is_block_sparse(spec) or changes_scores(spec)))
     return spec.element.is_eight_bit and not takes_registers
