@@ -21,7 +21,7 @@ import flashgen as fg
 
 SIZES = {
     "emulator": {"chats": 3, "turns": 2, "message": 12, "reply": 4, "layers": 2, "heads": 4, "heads_kv": 2, "dim": 16},
-    "gpu": {"chats": 64, "turns": 2, "message": 600, "reply": 128, "layers": 8, "heads": 32, "heads_kv": 8, "dim": 128},
+    "gpu": {"chats": 32, "turns": 2, "message": 600, "reply": 64, "layers": 4, "heads": 32, "heads_kv": 8, "dim": 128},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,8 @@ def batched(model: Any, prompts: list[list[int]], **options: Any) -> list[list[i
     generation = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     sizes = {"page_size": PAGE, "num_blocks": 64, "max_batch_tokens": 32, **options}
     config = transformers.ContinuousBatchingConfig(**sizes)
+    # torch aborts where the memory pool of an earlier manager is collected while another pool is in use.
+    gc.collect()
     outputs = model.generate_batch(prompts, generation_config=generation, continuous_batching_config=config)
     assert model.config._attn_implementation == "fgen"
     return [outputs[f"req_{i}"].generated_tokens for i in range(len(prompts))]
