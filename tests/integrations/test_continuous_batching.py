@@ -84,7 +84,9 @@ def test_tokens_are_those_of_eager_attention(device: str, roles: list[str], name
     """Prompts are read in chunks, beside sequences that generate; windows are shorter than the prompts."""
     model = made(name, device)
     expected = alone(model, PROMPTS)
-    assert batched(model, PROMPTS) == expected
+    # Graphs cannot capture how torch multiplies by experts as small as these.
+    options = {"use_cuda_graph": False} if name == "gpt-oss" else {}
+    assert batched(model, PROMPTS, **options) == expected
     assert ("forward" if LAYERS_UPDATE else "append") in roles
 
 

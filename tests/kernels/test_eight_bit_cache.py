@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import flashgen as fg
 from flashgen import oracle
+from flashgen.verify import Mode
 from tests.drawn import LEVEL, some
 from tests.kernels import test_decode
 from tests.kernels.test_decode import HEADS, MASKS, NAME, SCORES, Call, a_call, calls, of_one, rows_of
@@ -276,6 +277,28 @@ def test_a_nan_reaches_only_rows_that_attend_to_it(dtype: str, name: str, page_s
     assert np.array_equal(o[~reached], expected[~reached])
     assert np.isnan(o[reached].astype(np.float32)).all()
     assert np.array_equal(lse[:, :, :2], expected_lse[:, :, :2])
+
+
+@pytest.mark.parametrize("mode", [Mode(), Mode(race=True)], ids=str)
+@pytest.mark.parametrize("page_scales", [False, True])
+@pytest.mark.parametrize("reach", [3, 16, 21, 32, 45])
+def test_a_mask_may_begin_and_end_anywhere_in_a_slice(reach: int, page_scales: bool, mode: Mode) -> None:
+    """Slices have 32 keys here. Rows attend to the last ``reach`` keys, and every seventh of these is hidden."""
+    near = fg.Mask.of(lambda b, h, q, k: (k >= fg.k_len - reach) & (k % 7 != 3))
+    spec = spec_of(64, mask=fg.causal() & near, page_scales=page_scales)
+    kernel, lengths = kernel_of(spec, "sm_90a"), (1, 15, 17, 31, 32, 33, 47, 63, 129, 150)
+    assert int(kernel.plan.kernel("decode").constant("tile_kv")) == 32 * 4
+    call = a_call(seqlens=lengths, queries=(2,) * len(lengths), mode=mode)
+    check(kernel, spec, Scaled(call, "page" if page_scales else "head"))
+    # Hidden values are not finite.
+    q, cache, x = arrays_of(spec, call, "page" if page_scales else "head")
+    expected = kernel(q, x["k"], x["v"], cache=cache)
+    for b, length in enumerate(lengths):
+        for hidden in range(3, length, 7):
+            page, place = divmod(hidden, call.page_size)
+            x["v"].view(np.uint8)[cache.block_table[b, page], place] = NAN
+    again = kernel(q, x["k"], x["v"], cache=cache)
+    assert all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
 
 
 @pytest.mark.parametrize("per", ["sequence", "page and head"])

@@ -99,6 +99,21 @@ def test_an_8_bit_cache_has_one_kernel_with_as_many_bytes_under_way(
 
 
 @pytest.mark.parametrize(
+    ("dim", "arch", "keys"),
+    [(32, "sm_90a", 32), (64, "sm_80", 32), (80, "sm_90a", 16), (128, "sm_90a", 16)],
+)
+def test_slices_of_narrow_heads_have_more_keys(dim: int, arch: str, keys: int) -> None:
+    made = decode(dim, arch, cache_dtype="e4m3")
+    assert int(made.constant("tile_kv")) == keys * int(made.constant("warps"))
+
+
+def test_a_slice_has_fewer_keys_where_shared_memory_is_short() -> None:
+    tiles = tiles_of(spec(64, cache_dtype="e4m3"), get_arch("sm_86"))
+    assert tiles is not None
+    assert (tiles.slice_keys, tiles.warps) == (16, 4)
+
+
+@pytest.mark.parametrize(
     ("fields", "arguments", "words"),
     [
         ({}, {"arch": "sm_75"}, "needs asynchronous copies of sm_80 or later, and arch='sm_75' has none"),

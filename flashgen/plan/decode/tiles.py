@@ -10,8 +10,13 @@ from flashgen.plan.model.plans import SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec
 
-#: Rows and keys of a tile for each warp: those of one product by tensor cores.
-ROWS = KEYS = 16
+#: Rows of a tile for each warp: those of one product by tensor cores.
+ROWS = 16
+#: Keys of a tile for each warp: a slice. Its step has a fixed cost, such as addresses and votes. So in 8 bits 16 keys
+#: are too few where they and their values have fewer bytes than this.
+_KEYS = 16
+_MANY_KEYS = 32
+_FEW_BYTES = 3 * 1024
 #: Bytes that a block has under way at least. An H200 delivers about 36 bytes per nanosecond to each multiprocessor,
 #: after about 800 ns: 28 KiB, for which two blocks have room to spare.
 _UNDER_WAY = 24 * 1024
@@ -42,6 +47,7 @@ class DecodeTiles:
     """Warps, stages, and how many blocks share a multiprocessor."""
 
     warps: int
+    slice_keys: int
     stages: int
     blocks: int
     reason: str
@@ -54,7 +60,7 @@ class DecodeTiles:
     @property
     def keys(self) -> int:
         """Keys of a tile."""
-        return KEYS * self.warps
+        return self.slice_keys * self.warps
 
 
 def tiles_of(spec: AttentionSpec, arch: Arch) -> DecodeTiles | None:
@@ -66,38 +72,52 @@ def smem_of(spec: AttentionSpec, tiles: DecodeTiles) -> SmemMap:
     """The shared-memory map."""
     size, (dim, dim_v) = spec.cache_element.bytes, padded_dims(spec)
     keys = tiles.stages * tiles.keys
-    ring = f", {tiles.stages} stages of {KEYS} keys for each warp"
+    ring = f", {tiles.stages} stages of {tiles.slice_keys} keys for each warp"
     layout = SmemLayout()
     layout.then("q", _query_bytes(spec, tiles.warps), "Q, a copy of its rows for each warp")
     layout.then("k", keys * dim * size, f"K_j{ring}")
     layout.then("v", keys * dim_v * size, f"V_j{ring}")
     if spec.page_scales:
-        layout.then("scales", tiles.stages * _scale_bytes(spec, tiles.warps), f"scales of these keys and values{ring}")
+        layout.then("scales", tiles.stages * _scale_bytes(spec, tiles.keys), f"scales of these keys and values{ring}")
     layout.then("shared", _SCHEDULER_BYTES + tiles.rows * _ROW_BYTES, "what the threads exchange")
     layout.over("merge", tiles.rows * dim_v * _RESULT_BYTES, "O of each warp, once the loop is over")
     return layout.map()
 
 
 def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
-    stage = KEYS * sum(padded_dims(spec)) * spec.cache_element.bytes
     few = _FEW_REGISTERS if spec.cache_dtype is None else _FEW_REGISTERS_EIGHT_BITS
     for warps, blocks in _CANDIDATES:
         if blocks > 2 and _held_registers(spec) > few:
             continue
         room = min(arch.max_smem_per_block, arch.smem_per_multiprocessor // blocks - arch.reserved_smem_per_block)
-        extra = _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
-        stages = min(_MAX_STAGES, (room - extra) // (warps * stage + _scale_bytes(spec, warps)))
-        under_way = (stages - 1) * warps * stage
-        if stages == _MAX_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
-            yield DecodeTiles(warps, stages, blocks, _reason(warps, stages, blocks, under_way))
+        room -= _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
+        for slice_keys in _slices(spec):
+            keys = warps * slice_keys
+            stage = keys * _key_bytes(spec)
+            stages = min(_MAX_STAGES, room // (stage + _scale_bytes(spec, keys)))
+            under_way = (stages - 1) * stage
+            if stages == _MAX_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
+                reason = _reason(warps, slice_keys, stages, blocks, under_way)
+                yield DecodeTiles(warps, slice_keys, stages, blocks, reason)
 
 
-def _reason(warps: int, stages: int, blocks: int, under_way: int) -> str:
+def _slices(spec: AttentionSpec) -> tuple[int, ...]:
+    """Keys of a slice, the best first."""
+    is_short = spec.cache_dtype is not None and _KEYS * _key_bytes(spec) < _FEW_BYTES
+    return (_MANY_KEYS, _KEYS) if is_short else (_KEYS,)
+
+
+def _key_bytes(spec: AttentionSpec) -> int:
+    """Bytes of a key and its value."""
+    return sum(padded_dims(spec)) * spec.cache_element.bytes
+
+
+def _reason(warps: int, slice_keys: int, stages: int, blocks: int, under_way: int) -> str:
     number = {3: "three", 2: "two"}.get(blocks)
     shared = f"{number} blocks share a multiprocessor" if number else "one block has a multiprocessor to itself"
     return (
-        f"{warps} warps with {KEYS} keys each and {stages} stages keep {under_way // 1024} KiB of keys and values "
-        f"under way in each block, and {shared}"
+        f"{warps} warps with {slice_keys} keys each and {stages} stages keep {under_way // 1024} KiB of keys and "
+        f"values under way in each block, and {shared}"
     )
 
 
@@ -116,9 +136,9 @@ def _query_bytes(spec: AttentionSpec, warps: int) -> int:
     return 0 if holds_queries(spec) else warps * ROWS * padded_dims(spec)[0] * _OPERAND_BYTES
 
 
-def _scale_bytes(spec: AttentionSpec, warps: int) -> int:
+def _scale_bytes(spec: AttentionSpec, keys: int) -> int:
     """Bytes of a stage for the scales of pages, one of each key and each value."""
-    return warps * KEYS * 2 * _RESULT_BYTES if spec.page_scales else 0
+    return keys * 2 * _RESULT_BYTES if spec.page_scales else 0
 
 
 def padded_dims(spec: AttentionSpec) -> tuple[int, int]:

@@ -21,8 +21,8 @@ struct SameElement {
   using Operand = T;
   static constexpr i32 dim = round_up(cfg.head_dim, 16);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
-  using KSlice = SharedTile<T, kSliceKeys, dim>;
-  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
+  using KSlice = SharedTile<T, cfg.slice_keys(), dim>;
+  using VSlice = SharedTile<T, cfg.slice_keys(), dim_v>;
   using Keys = RightTransposed<KSlice>;
   using Values = RightRows<VSlice, true>;
   using Queries = WarpQueries<cfg, T, cfg.holds_queries>;

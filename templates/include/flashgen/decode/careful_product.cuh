@@ -51,15 +51,19 @@ FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>
   }
 }
 
-// The same for O in registers, and P and `allowed` as numbers.
-template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
-  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+// The same for O in registers, and P and `allowed` as numbers. `values_of(step)` are those of 16 keys.
+template <class T, i32 blocks, i32 score_blocks, class ValuesOf>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out,
+                                      const Accumulator<1, score_blocks>& probabilities,
+                                      const Accumulator<1, score_blocks>& allowed, Thread thread,
+                                      const ValuesOf& values_of) {
+  const LeftRegisters<T, 1, score_blocks> left(probabilities, thread), pairs(allowed, thread);
   Accumulator<1, blocks> sums;
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
-  add_careful<T>(sums[0], left.fragments[0][0], pairs.fragments[0][0], values);
+#pragma unroll
+  for (i32 step = 0; step < score_blocks / 2; ++step)
+    add_careful<T>(sums[0], left.fragments[0][step], pairs.fragments[0][step], values_of(step));
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
 }

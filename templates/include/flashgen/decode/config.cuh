@@ -29,11 +29,13 @@ struct DecodeConfig {
   // Which tiles of keys hold allowed pairs depends on the query head.
   bool varies_by_head;
   i32 access_bytes;
+
+  // Keys of a slice: those of a tile that a warp copies.
+  constexpr i32 slice_keys() const { return tile_kv / warps; }
 };
 
-// Rows and keys of one product by tensor cores.
+// Rows of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
-constexpr i32 kSliceKeys = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 

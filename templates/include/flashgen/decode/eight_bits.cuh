@@ -91,7 +91,7 @@ struct HeadScales {
 // A value's scale v is a factor of its column of P. Adding log(v) to the logits puts it into the
 // exponentials, whatever its size. The sum of a row must not contain it, so weighted_sum() divides it out
 // again.
-template <u32 offset>
+template <i32 slice_keys, u32 offset>
 struct PageScales {
   const float* k;
   const float* v;
@@ -100,7 +100,7 @@ struct PageScales {
   float* shared;
 
   struct SliceScales {
-    static constexpr i32 blocks = kSliceKeys / 8;
+    static constexpr i32 blocks = slice_keys / 8;
     FloatPair k[blocks];
     FloatPair v[blocks];
 
@@ -125,21 +125,25 @@ struct PageScales {
     return {p.k_scale + item.head_kv * p.k_scale_head, p.v_scale + item.head_kv * p.v_scale_head,
             p.k_scale_page, p.v_scale_page, reinterpret_cast<float*>(base + offset)};
   }
-  // Half of the lanes copy the keys' scales, and half the values'.
+  // Those of the keys, then those of the values. `page` is that of the lane's key.
   FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {
     const bool exists = page >= 0;
     const i64 place = exists ? page : 0;
-    const float* const from = thread.lane < kSliceKeys ? k + place * k_row : v + place * v_row;
-    cp_async_4(shared_address(shared + slot * kWarpSize + thread.lane), from,
-               exists ? static_cast<u32>(sizeof(float)) : 0u);
+#pragma unroll
+    for (i32 first = 0; first < 2 * slice_keys; first += kWarpSize) {
+      const i32 i = first + thread.lane;
+      const float* const from = i < slice_keys ? k + place * k_row : v + place * v_row;
+      cp_async_4(shared_address(shared + slot * 2 * slice_keys + i), from,
+                 exists ? static_cast<u32>(sizeof(float)) : 0u);
+    }
   }
   FLASHGEN_DEVICE SliceScales slice_scales(i32 slot, Thread thread) const {
-    const float* const first = shared + slot * kWarpSize + thread.column();
+    const float* const first = shared + slot * 2 * slice_keys + thread.column();
     SliceScales found;
 #pragma unroll
     for (i32 n = 0; n < SliceScales::blocks; ++n) {
       found.k[n] = *reinterpret_cast<const FloatPair*>(first + 8 * n);
-      found.v[n] = *reinterpret_cast<const FloatPair*>(first + kSliceKeys + 8 * n);
+      found.v[n] = *reinterpret_cast<const FloatPair*>(first + slice_keys + 8 * n);
       // A page of zeros may have the scale 0, which has no logarithm.
 #pragma unroll
       for (i32 i = 0; i < 2; ++i) found.v[n].values[i] = maximum(found.v[n].values[i], 0x1p-100f);
@@ -157,8 +161,8 @@ struct EightBitElement {
   using Operand = half_t;
   static constexpr i32 dim = eight_bit_columns(cfg.head_dim);
   static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
-  using KSlice = SharedTile<E, kSliceKeys, dim>;
-  using VSlice = SharedTile<E, kSliceKeys, dim_v>;
+  using KSlice = SharedTile<E, cfg.slice_keys(), dim>;
+  using VSlice = SharedTile<E, cfg.slice_keys(), dim_v>;
   using Keys = RightEightBitTransposed<KSlice, by_instruction>;
   using Values = RightEightBitRows<VSlice, by_instruction>;
   using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;

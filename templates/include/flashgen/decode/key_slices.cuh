@@ -1,11 +1,12 @@
-// Bringing keys and values to shared memory. Each warp copies 16 keys of a tile, its slice, and their values.
+// Bringing keys and values to shared memory. Each warp copies its slice of a tile: some keys, and their
+// values.
 #pragma once
 #include "flashgen/decode/rows.cuh"
 
 namespace flashgen {
 
-// Where the keys of the warp's next slice lie, one key for each lane of half a warp. Page numbers are read
-// here, one step before the copies that need them.
+// Where the keys of the warp's next slice lie, one key for each lane, or for each lane of half a warp. Page
+// numbers are read here, one step before the copies that need them.
 template <bool paged>
 struct SlicePlaces {
   // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
@@ -14,9 +15,8 @@ struct SlicePlaces {
   i32 row;
 
   template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys,
-                                        i32 first_key, Thread thread) {
-    const i32 key = first_key + thread.lane % kSliceKeys, place = cached.first_key + key;
+  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
+    const i32 place = cached.first_key + key;
     if (!keys.has(key)) return {-1, 0};
     if constexpr (paged) {
       const i32 index = place / p.page_size;
@@ -36,11 +36,11 @@ struct SlicePlaces {
   FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
 };
 
-// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
-// sectors of memory. So a lane needs few addresses, however wide the heads are.
-template <i32 slice_rows>
+// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
+// sectors of memory, and eight a line. So a lane needs few addresses, however wide the heads are.
+template <i32 slice_rows, i32 lanes = 4>
 struct LaneShare {
-  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
+  static constexpr i32 lanes_of_row = larger(lanes, kWarpSize / slice_rows);
   // The lane's rows lie this far apart.
   static constexpr i32 row_step = kWarpSize / lanes_of_row;
   static constexpr i32 rows = slice_rows / row_step;
@@ -48,13 +48,13 @@ struct LaneShare {
 };
 
 // The places of the lane's rows.
-template <bool paged, i32 slice_rows>
+template <bool paged, class Share>
 struct LanePlaces {
-  using Share = LaneShare<slice_rows>;
   SlicePlaces<paged> rows[Share::rows];
 
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
-    const i32 row = thread.lane / Share::lanes_of_row;
+  // Of a part of the slice that begins at key `first`.
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, i32 first, Thread thread) {
+    const i32 row = first + thread.lane / Share::lanes_of_row;
     LanePlaces found;
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
@@ -62,11 +62,10 @@ struct LanePlaces {
   }
 };
 
-// Copies `slice_rows` rows of one head of K or V into a tile.
-template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
+// Copies a slice of rows of one head of K or V into a tile.
+template <i32 head_dim, i32 access_bytes, class Tile, class Share>
 struct SliceCopies {
   using T = typename Tile::Element;
-  using Share = LaneShare<slice_rows>;
 
   // The lane's first chunk of a row, and where it lies in a tile.
   i32 chunk;
@@ -83,7 +82,7 @@ struct SliceCopies {
   // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
   template <bool paged>
   FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, slice_rows>& places) const {
+                             const LanePlaces<paged, Share>& places) const {
     constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
     const u32 start = shared_address(tile.data);
 #pragma unroll
@@ -91,12 +90,14 @@ struct SliceCopies {
       const SlicePlaces<paged>& row = places.rows[h];
       const T* const from = data + row.offset(page_stride, row_stride);
       const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
+      // Rows that lie less than eight apart are swizzled in different ways.
+      const i32 swizzle = Tile::Layout::of_row(h * Share::row_step);
 #pragma unroll
       for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
         const i32 left = Tile::chunks - i * Share::lanes_of_row;
         if (left >= Share::lanes_of_row || chunk < left)
           copy_chunk_async<T, access_bytes>(
-              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
+              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row ^ swizzle),
               from + i * step, columns - i * step);
       }
     }

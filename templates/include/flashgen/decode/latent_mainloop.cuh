@@ -30,9 +30,9 @@ struct LatentMainloop {
   static constexpr i32 row_blocks = cfg.tile_q / kRowBlock;
   // Keys of a warp's scores, keys that a warp copies, and columns of a warp's O.
   static constexpr i32 own_keys = cfg.tile_kv * row_blocks / cfg.warps;
-  static constexpr i32 copied_keys = cfg.tile_kv / cfg.warps;
+  static constexpr i32 copied_keys = cfg.slice_keys();
   static constexpr i32 own_columns = cfg.head_dim_v / cfg.warps;
-  static_assert(copied_keys <= kSliceKeys, "a warp knows the places of as many keys");
+  static_assert(copied_keys <= kWarpSize, "a lane knows the place of one key");
   static_assert(cfg.warps % row_blocks == 0 && own_keys % 8 == 0 && cfg.tile_kv % cfg.warps == 0,
                 "the warps share a tile of scores");
   static_assert(own_columns % 16 == 0 && cfg.head_dim % 16 == 0, "each warp has pairs of blocks of columns");
@@ -44,6 +44,7 @@ struct LatentMainloop {
   using KTile = SharedTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = SharedTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using PTile = SharedTile<T, cfg.tile_q, cfg.tile_kv>;
+  using Share = LaneShare<copied_keys>;
   using Values = RightRows<VTile, is_aligned>;
   using Scores = Accumulator<1, own_keys / 8>;
   using Output = Accumulator<row_blocks, own_columns / 8>;
@@ -160,21 +161,22 @@ struct LatentMainloop {
     const auto find_next = [&](Thread thread) {
       ahead.advance(thread, visited);
       if (!ahead.over())
-        places = SlicePlaces<paged>::of(p, item.cached, existing,
-                                        ahead.tile * cfg.tile_kv + thread.warp * copied_keys, thread);
+        places = SlicePlaces<paged>::of(
+            p, item.cached, existing,
+            ahead.tile * cfg.tile_kv + thread.warp * copied_keys + thread.lane % copied_keys);
     };
     // Starts the copies of the next tile, and returns its number.
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, copied_keys>::of(places, thread);
+        const auto own = LanePlaces<paged, Share>::of(places, 0, thread);
         // Made here, because O leaves no registers for what they hold.
         const i64 row = paged ? 0 : item.cached.row;
         const i32 first = thread.warp * copied_keys;
-        SliceCopies<cfg.head_dim, cfg.access_bytes, KTile, copied_keys>(
+        SliceCopies<cfg.head_dim, cfg.access_bytes, KTile, Share>(
             p.k + row * p.k_batch + item.head_kv * p.k_head, first, thread)
             .start(k_tile(stage), p.k_batch, p.k_row, own);
-        SliceCopies<cfg.head_dim_v, cfg.access_bytes, VTile, copied_keys>(
+        SliceCopies<cfg.head_dim_v, cfg.access_bytes, VTile, Share>(
             p.v + row * p.v_batch + item.head_kv * p.v_head, first, thread)
             .start(v_tile(stage), p.v_batch, p.v_row, own);
         find_next(thread);

@@ -31,9 +31,12 @@ namespace flashgen {
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
           class CacheElement>
 struct DecodeMainloop {
-  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
-                "each warp has 16 rows and 16 keys of a tile");
-  static constexpr i32 score_blocks = kSliceKeys / 8;
+  static constexpr i32 slice_keys = cfg.slice_keys();
+  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == slice_keys * cfg.warps,
+                "each warp has 16 rows and a slice of a tile");
+  static constexpr i32 score_blocks = slice_keys / 8;
+  // Of P V.
+  static constexpr i32 value_steps = slice_keys / 16;
 
   using Operand = typename CacheElement::Operand;
   using KSlice = typename CacheElement::KSlice;
@@ -41,6 +44,9 @@ struct DecodeMainloop {
   using Keys = typename CacheElement::Keys;
   using Values = typename CacheElement::Values;
   using Queries = typename CacheElement::Queries;
+  // A slice is copied in parts of 16 keys. Where rows have as many bytes, lanes copy whole lines of 128.
+  static constexpr i32 copied_keys = 16;
+  using Share = LaneShare<copied_keys, smaller(KSlice::chunks, VSlice::chunks) < 8 ? 4 : 8>;
   using Scores = Accumulator<1, score_blocks>;
   using Output = Accumulator<1, CacheElement::dim_v / 8>;
   using Logits = typename Score::Logits;
@@ -97,9 +103,9 @@ struct DecodeMainloop {
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
     const CacheElement cache = CacheElement::of(p, item, base);
     const i64 row = paged ? 0 : item.cached.row;
-    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
+    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice, Share> keys(
         p.k + row * p.k_batch + item.head_kv * p.k_head, 0, thread);
-    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
+    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice, Share> values(
         p.v + row * p.v_batch + item.head_kv * p.v_head, 0, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
     const VisitedTiles<cfg, Mask, Params> visits{p};
@@ -110,16 +116,21 @@ struct DecodeMainloop {
     const auto find_next = [&](Thread thread) {
       ahead.advance(thread, visited);
       if (!ahead.over())
-        places = SlicePlaces<paged>::of(p, item.cached, existing,
-                                        ahead.tile * cfg.tile_kv + thread.warp * kSliceKeys, thread);
+        places = SlicePlaces<paged>::of(
+            p, item.cached, existing,
+            ahead.tile * cfg.tile_kv + thread.warp * slice_keys + thread.lane % slice_keys);
     };
     // Starts the copies of the next tile, and returns its number.
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, kSliceKeys>::of(places, thread);
-        keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
-        values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
+        // A part has few addresses, which registers hold.
+#pragma unroll
+        for (i32 first = 0; first < slice_keys; first += copied_keys) {
+          const auto own = LanePlaces<paged, Share>::of(places, first, thread);
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
+        }
         cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
         find_next(thread);
       }
@@ -154,9 +165,9 @@ struct DecodeMainloop {
 
 #pragma unroll 1
       for (i32 slice = thread.warp >> shift; slice < cfg.warps; slice += cfg.warps >> shift) {
-        const i32 key = first_key + slice * kSliceKeys;
-        const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
-        if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
+        const i32 key = first_key + slice * slice_keys;
+        const bool is_cut = warp_any(!masks.is_full(key, key + slice_keys));
+        if (is_cut && !warp_any(!masks.is_empty(key, key + slice_keys))) continue;
         Scores scores;
         clear(scores);
         multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
@@ -179,10 +190,11 @@ struct DecodeMainloop {
           for_each_score(allowed, [&](float& a, i32 h, i32 column) {
             a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
           });
-          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
+          multiply_careful<Operand>(out, scores, allowed, thread,
+                                    [&](i32 step) { return Values(v.from_row(16 * step), 0, thread); });
         } else {
-          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
-                                      Values(v, 0, here));
+          multiply<Operand, false, value_steps>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                                Values(v, 0, here));
         }
       }
       stage = next_stage(stage);
