@@ -13,7 +13,7 @@ from flashgen.cache import default_cache
 from flashgen.compile import compile_source
 from flashgen.plan import plan
 from flashgen.render import render
-from tests.compile.machine_code import disassembled
+from tests.compile.machine_code import disassembled, machine_code
 from tests.drawn import some
 
 pytestmark = pytest.mark.in_turns(16)
@@ -53,6 +53,15 @@ def test_nothing_spills(arch: str, dim: int, dim_v: int, name: str) -> None:
     # O is copied to local memory where a forbidden value is not finite.
     assert found.stack_bytes <= 4 * dim_v
     assert found.registers * kernel.threads * kernel.min_blocks <= kernel.arch.registers_per_multiprocessor
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e4m3, scales of pages"])
+def test_the_loop_over_keys_waits_for_no_load(name: str) -> None:
+    spec = fg.AttentionSpec(80, head_dim_v=128, direction="forward", **FEATURES[name])
+    lines = machine_code(plan(spec, None, "sm_90a").kernel("decode"))
+    first, last = (i for i, line in enumerate(lines) if line.startswith("DEPBAR.LE"))
+    assert any(line.startswith("HMMA") for line in lines[first:last])
+    assert not any(line.startswith("LDG.") for line in lines[first:last])
 
 
 @pytest.mark.parametrize(("arch", "instructions"), [("sm_80", 0), ("sm_90a", 2)])

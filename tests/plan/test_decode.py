@@ -100,7 +100,7 @@ def test_an_8_bit_cache_has_one_kernel_with_as_many_bytes_under_way(
 
 @pytest.mark.parametrize(
     ("dim", "arch", "keys"),
-    [(32, "sm_90a", 32), (64, "sm_80", 32), (80, "sm_90a", 16), (128, "sm_90a", 16)],
+    [(32, "sm_90a", 32), (64, "sm_80", 32), (128, "sm_80", 16), (128, "sm_90a", 32), (256, "sm_90a", 16)],
 )
 def test_slices_of_narrow_heads_have_more_keys(dim: int, arch: str, keys: int) -> None:
     made = decode(dim, arch, cache_dtype="e4m3")

@@ -16,7 +16,7 @@ ROWS = 16
 #: are too few where they and their values have fewer bytes than this.
 _KEYS = 16
 _MANY_KEYS = 32
-_FEW_BYTES = 3 * 1024
+_FEW_BYTES = 5 * 1024
 #: Bytes that a block has under way at least. An H200 delivers about 36 bytes per nanosecond to each multiprocessor,
 #: after about 800 ns: 28 KiB, for which two blocks have room to spare.
 _UNDER_WAY = 24 * 1024
@@ -36,6 +36,8 @@ _FEW_REGISTERS_EIGHT_BITS = 96
 _RESULT_BYTES = 4
 #: Of an element of Q where tensor cores read it.
 _OPERAND_BYTES = 2
+#: Of a key in pages: its page, and its row there.
+_PLACE_BYTES = 8
 #: Per row of a tile: a reference maximum and a sum, of a warp and of the block.
 _ROW_BYTES = 16
 #: The scheduler's state.
@@ -79,7 +81,8 @@ def smem_of(spec: AttentionSpec, tiles: DecodeTiles) -> SmemMap:
     layout.then("v", keys * dim_v * size, f"V_j{ring}")
     if spec.page_scales:
         layout.then("scales", tiles.stages * _scale_bytes(spec, tiles.keys), f"scales of these keys and values{ring}")
-    layout.then("shared", _SCHEDULER_BYTES + tiles.rows * _ROW_BYTES, "what the threads exchange")
+    exchanged = max(tiles.rows * _ROW_BYTES, tiles.stages * _place_bytes(spec, tiles.keys))
+    layout.then("shared", _SCHEDULER_BYTES + exchanged, "what the threads exchange")
     layout.over("merge", tiles.rows * dim_v * _RESULT_BYTES, "O of each warp, once the loop is over")
     return layout.map()
 
@@ -90,11 +93,17 @@ def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
         if blocks > 2 and _held_registers(spec) > few:
             continue
         room = min(arch.max_smem_per_block, arch.smem_per_multiprocessor // blocks - arch.reserved_smem_per_block)
-        room -= _SCHEDULER_BYTES + ROWS * warps * _ROW_BYTES + _query_bytes(spec, warps)
+        room -= _SCHEDULER_BYTES + _query_bytes(spec, warps)
         for slice_keys in _slices(spec):
             keys = warps * slice_keys
             stage = keys * _key_bytes(spec)
-            stages = min(_MAX_STAGES, room // (stage + _scale_bytes(spec, keys)))
+            each = stage + _scale_bytes(spec, keys)
+            # Places, and later totals of rows, lie at the same place.
+            stages = min(
+                _MAX_STAGES,
+                (room - ROWS * warps * _ROW_BYTES) // each,
+                room // (each + _place_bytes(spec, keys)),
+            )
             under_way = (stages - 1) * stage
             if stages == _MAX_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
                 reason = _reason(warps, slice_keys, stages, blocks, under_way)
@@ -139,6 +148,11 @@ def _query_bytes(spec: AttentionSpec, warps: int) -> int:
 def _scale_bytes(spec: AttentionSpec, keys: int) -> int:
     """Bytes of a stage for the scales of pages, one of each key and each value."""
     return keys * 2 * _RESULT_BYTES if spec.page_scales else 0
+
+
+def _place_bytes(spec: AttentionSpec, keys: int) -> int:
+    """Bytes of a stage for the places of keys in pages."""
+    return keys * _PLACE_BYTES if spec.cache == "paged" else 0
 
 
 def padded_dims(spec: AttentionSpec) -> tuple[int, int]:

@@ -5,10 +5,9 @@
 
 namespace flashgen {
 
-// Where the keys of the warp's next slice lie, one key for each lane, or for each lane of half a warp. Page
-// numbers are read here, one step before the copies that need them.
+// Where a key of a slice lies.
 template <bool paged>
-struct SlicePlaces {
+struct alignas(8) SlicePlaces {
   // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
   // exist: it is never read, nor is its entry of the page table.
   i32 page;
@@ -29,11 +28,65 @@ struct SlicePlaces {
   FLASHGEN_DEVICE bool exists() const { return page >= 0; }
   // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
   FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    if (!exists()) return 0;
-    return paged ? page * page_stride + row * row_stride : row * row_stride;
+    // Not negative: 64 bits then need no sign.
+    const u32 own_page = static_cast<u32>(larger(page, 0)), own_row = static_cast<u32>(row);
+    return paged ? own_page * page_stride + own_row * row_stride : own_row * row_stride;
   }
   // The place that another lane knows.
   FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+};
+
+// The pages of a sequence. What the loop over keys needs of them is in registers, and a multiplication takes
+// the place of divisions by the keys of a page.
+struct SequencePages {
+  const i32* table;
+  i32 first_key;
+  u32 page_keys;
+  u32 inverse;
+
+  // Without pages there is nothing to know.
+  template <bool paged, class Params>
+  FLASHGEN_DEVICE static SequencePages of(const Params& p, const CachedSequence& cached) {
+    if constexpr (paged) {
+      const u32 keys = static_cast<u32>(p.page_size);
+      return {p.block_table + cached.row * p.table_row, cached.first_key, keys, 0xffffffffu / keys};
+    } else {
+      return {};
+    }
+  }
+
+  // Which page of the sequence a key lies in, and which row there.
+  FLASHGEN_DEVICE SlicePlaces<true> place_of(i32 key) const {
+    const u32 place = static_cast<u32>(first_key + key);
+    // The page, or the one before it: the inverse is rounded down.
+    const u32 page = static_cast<u32>(static_cast<u64>(place) * inverse >> 32),
+              row = place - page * page_keys;
+    const bool is_next = row >= page_keys;
+    return {static_cast<i32>(is_next ? page + 1 : page), static_cast<i32>(is_next ? row - page_keys : row)};
+  }
+};
+
+// Where the keys of a later slice lie, in shared memory. Page numbers arrive by asynchronous copies, as keys
+// do. A load would stop the warp: the assembler waits for all loads before a loop of unknown length, as that
+// over slices is.
+struct AskedPlaces {
+  SlicePlaces<true>* places;
+
+  // Starts the copies of page numbers, one for each key. `keys`: those that exist.
+  template <i32 slice_keys>
+  FLASHGEN_DEVICE void ask(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
+    static_assert(slice_keys <= kWarpSize, "a lane asks for one place");
+    const i32 key = first_key + thread.lane;
+    if (thread.lane >= slice_keys) return;
+    SlicePlaces<true>& place = places[thread.lane];
+    if (!keys.has(key)) {
+      place = {-1, 0};
+      return;
+    }
+    const SlicePlaces<true> found = pages.place_of(key);
+    place.row = found.row;
+    cp_async_4(shared_address(&place.page), pages.table + found.page, static_cast<u32>(sizeof(i32)));
+  }
 };
 
 // Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
@@ -52,12 +105,32 @@ template <bool paged, class Share>
 struct LanePlaces {
   SlicePlaces<paged> rows[Share::rows];
 
-  // Of a part of the slice that begins at key `first`.
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, i32 first, Thread thread) {
-    const i32 row = first + thread.lane / Share::lanes_of_row;
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
     LanePlaces found;
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    return found;
+  }
+  // Without pages. `keys`: those that exist.
+  FLASHGEN_DEVICE static LanePlaces of(const CachedSequence& cached, Range keys, i32 first_key,
+                                       Thread thread) {
+    const i32 first = first_key + thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const i32 key = first + h * Share::row_step;
+      found.rows[h] =
+          keys.has(key) ? SlicePlaces<paged>{0, cached.first_key + key} : SlicePlaces<paged>{-1, 0};
+    }
+    return found;
+  }
+  // Of places that were asked for, and have arrived.
+  FLASHGEN_DEVICE static LanePlaces of(const AskedPlaces& asked, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = asked.places[row + h * Share::row_step];
     return found;
   }
 };

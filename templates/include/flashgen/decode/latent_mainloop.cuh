@@ -169,7 +169,7 @@ struct LatentMainloop {
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, Share>::of(places, 0, thread);
+        const auto own = LanePlaces<paged, Share>::of(places, thread);
         // Made here, because O leaves no registers for what they hold.
         const i64 row = paged ? 0 : item.cached.row;
         const i32 first = thread.warp * copied_keys;

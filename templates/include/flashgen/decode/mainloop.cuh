@@ -9,6 +9,8 @@
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
+// Page numbers are copied as keys are, and as many steps before them.
+//
 // At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
 // share an item write their parts to a workspace, and the last of them to finish merges these.
 //
@@ -55,10 +57,15 @@ struct DecodeMainloop {
 
   // ---- Shared memory
 
+  // Places until the loop over keys is over, then totals.
+  union Exchanged {
+    SlicePlaces<true> places[paged ? cfg.stages * cfg.warps : 1][slice_keys];
+    RowTotals<cfg> totals;
+  };
   struct Shared {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
-    RowTotals<cfg> totals;
+    Exchanged exchanged;
   };
   static_assert(Smem::kShared + sizeof(Shared) <= Smem::kBytes,
                 "the plan leaves room for what threads exchange");
@@ -75,6 +82,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
     return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
   }
+  FLASHGEN_DEVICE AskedPlaces asked_places(i32 stage, i32 slice) const {
+    return {shared().exchanged.places[stage * cfg.warps + slice]};
+  }
 
   // ---- How the warps share a tile
 
@@ -87,7 +97,11 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
+  // How many steps before the copies of keys those of their page numbers start.
+  static constexpr i32 lead = paged ? cfg.stages - 1 : 0;
+
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+  FLASHGEN_DEVICE static i32 stage_before(i32 stage) { return (stage == 0 ? cfg.stages : stage) - 1; }
 
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
@@ -111,55 +125,64 @@ struct DecodeMainloop {
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> ahead(tiles);
-    SlicePlaces<paged> places;
-    const auto find_next = [&](Thread thread) {
-      ahead.advance(thread, visited);
-      if (!ahead.over())
-        places = SlicePlaces<paged>::of(
-            p, item.cached, existing,
-            ahead.tile * cfg.tile_kv + thread.warp * slice_keys + thread.lane % slice_keys);
+    Walk<Mask::has_holes> asked(tiles), ahead(tiles);
+    const auto pages = SequencePages::of<paged>(p, item.cached);
+    // Asks for the places of the keys of a tile.
+    const auto ask_next = [&](i32 stage, Thread thread) {
+      if constexpr (paged) {
+        asked.advance(thread, visited);
+        if (!asked.over())
+          asked_places(stage, thread.warp)
+              .template ask<slice_keys>(pages, existing, asked.tile * cfg.tile_kv + thread.warp * slice_keys,
+                                        thread);
+      }
     };
     // Starts the copies of the next tile, and returns its number.
     const auto fetch_next = [&](i32 stage, Thread thread) {
-      const i32 tile = ahead.tile;
+      ahead.advance(thread, visited);
       if (!ahead.over()) {
+        const i32 first_key = ahead.tile * cfg.tile_kv + thread.warp * slice_keys;
+        const AskedPlaces asked = asked_places(stage, thread.warp);
         // A part has few addresses, which registers hold.
 #pragma unroll
         for (i32 first = 0; first < slice_keys; first += copied_keys) {
-          const auto own = LanePlaces<paged, Share>::of(places, first, thread);
-          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
-          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
+          LanePlaces<paged, Share> places;
+          if constexpr (paged) {
+            places = LanePlaces<paged, Share>::of(AskedPlaces{asked.places + first}, thread);
+          } else {
+            places = LanePlaces<paged, Share>::of(item.cached, existing, first_key + first, thread);
+          }
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, places);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, places);
         }
-        cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
-        find_next(thread);
+        cache.fetch_scales(stage * cfg.warps + thread.warp, asked, thread);
       }
-      cp_async_commit();
-      return tile;
+      return ahead.tile;
     };
     clear(out);
     softmax.reset();
 
-    find_next(thread);
     // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 in_flight[cfg.stages - 1] = {};
-    i32 stage = 0, filled_stage = 0;
+    i32 stage = 0, filled_stage = (cfg.stages - lead) % cfg.stages;
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
+    for (i32 step = 1 - cfg.stages - lead; step < 0 || in_flight[0] < tiles.end; ++step) {
       const Thread here = thread.recomputed();
       const i32 first_key = in_flight[0] * cfg.tile_kv;
-      if (step >= 0) {
-        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
-        cp_async_wait<cfg.stages - 2>();
-        if (row_warps == 1) {
-          warp_sync();
-        } else {
-          block_sync();
-        }
+      // The oldest copies have arrived, and no warp still reads what the next ones overwrite.
+      cp_async_wait<cfg.stages - 2>();
+      if (row_warps == 1) {
+        warp_sync();
+      } else {
+        block_sync();
       }
+      if (step >= 1 - cfg.stages) {
 #pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
-      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+        for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
+        in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+      }
+      ask_next(stage_before(filled_stage), here);
+      cp_async_commit();
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
 
@@ -209,9 +232,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
-    const Results results{{p, item, shared().totals.of_rows, thread},
+    const Results results{{p, item, shared().exchanged.totals.of_rows, thread},
                           reinterpret_cast<float*>(base + Smem::kMerge),
-                          shared().totals.of_warps,
+                          shared().exchanged.totals.of_warps,
                           row_warps};
     compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
