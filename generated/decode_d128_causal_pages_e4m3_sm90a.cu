@@ -4,11 +4,11 @@
 // spec     {"head_dim":128,"head_dim_v":128,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged","cache_dtype":"e4m3"}
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --forward-only --cache paged --cache-dtype e4m3 --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
-// plan     tile_q 64, tile_kv 64, stages 4, warps 4, 128 threads, registers for 3 blocks per multiprocessor
-// grid     no more blocks than run at once, 3 on each multiprocessor; they take one tile after another: 64
+// plan     tile_q 64, tile_kv 128, stages 2, warps 4, 128 threads, registers for 3 blocks per multiprocessor
+// grid     no more blocks than run at once, 3 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     66752 bytes
-// because  4 warps with 16 keys each and 4 stages keep 48 KiB of keys and values under way in each block, and
+// smem     67776 bytes
+// because  4 warps with 32 keys each and 2 stages keep 32 KiB of keys and values under way in each block, and
 //          three blocks share a multiprocessor
 //          e4m3 keys and values become fp16 on their way to tensor cores, which is exact, and each row of Q
 //          becomes fp16 times a power of two
@@ -19,39 +19,39 @@
 //          there; this kernel converts them to fp16 in registers
 //
 // contents   59  Instructions, one per function: types, device, copy, math, matrix.
-//           250  Element types.
-//           305  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           365  Operands of warp-level matrix products.
-//           419  Warp-level matrix products.
-//           495  Banded masks.
-//           552  Streaming tiles between global and shared memory.
-//           568  Keys and values in a cache.
-//           624  Instructions, one per function: grid.
-//           647  What a softmax takes exponentials of.
-//           676  What an online softmax keeps of each row from one tile of keys to the next.
-//           689  The online softmax.
-//           833  The sizes of a decode kernel.
-//           871  The rows of a tile.
-//           979  Finding NaN and infinity.
-//          1000  Walking over the tiles that a mask does not rule out.
-//          1035  Keeping NaN and infinity where they belong.
-//          1051  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1113  Bringing keys and values to shared memory.
-//          1215  Thread blocks that go over the same keys at the same time, each for different rows.
-//          1250  Results of a part of the keys.
-//          1325  What happens to products Q K^T before the softmax.
-//          1342  The results of rows.
-//          1486  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1525  From the results of warps, each with keys of its own, to those of a thread block.
-//          1648  Which tiles of keys a thread block works on.
-//          1852  What a thread block computes of an item.
-//          1916  Which keys, and which tiles of them, the rows of an item may attend to.
-//          1959  Attention of few new tokens to a cache.
-//          2167  Queries for a cache of 8-bit floats.
-//          2338  Instructions, one per function: eight_bits.
-//          2373  8-bit floats.
-//          2400  A cache of 8-bit floats.
-//          2530  The kernel: its configuration, parameters and text.
+//           257  Element types.
+//           312  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           374  Operands of warp-level matrix products.
+//           428  Warp-level matrix products.
+//           504  Banded masks.
+//           561  Streaming tiles between global and shared memory.
+//           577  Keys and values in a cache.
+//           633  Instructions, one per function: grid.
+//           656  What a softmax takes exponentials of.
+//           685  What an online softmax keeps of each row from one tile of keys to the next.
+//           698  The online softmax.
+//           842  The sizes of a decode kernel.
+//           882  The rows of a tile.
+//           990  Bringing keys and values to shared memory.
+//          1166  Finding NaN and infinity.
+//          1187  Walking over the tiles that a mask does not rule out.
+//          1222  Keeping NaN and infinity where they belong.
+//          1238  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1304  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1339  Results of a part of the keys.
+//          1414  What happens to products Q K^T before the softmax.
+//          1431  The results of rows.
+//          1575  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1614  From the results of warps, each with keys of its own, to those of a thread block.
+//          1737  Which tiles of keys a thread block works on.
+//          1941  What a thread block computes of an item.
+//          2005  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2048  Attention of few new tokens to a cache.
+//          2291  Queries for a cache of 8-bit floats.
+//          2462  Instructions, one per function: eight_bits.
+//          2497  8-bit floats.
+//          2524  A cache of 8-bit floats.
+//          2654  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -64,6 +64,7 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
@@ -130,6 +131,12 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // Copies the first `valid_bytes` of 16 (8, 4) bytes and zeroes the rest. Copies of 16 bytes bypass L1.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -333,6 +340,8 @@ struct SharedTile {
   FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
     return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
   }
+  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
   FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
 };
 
@@ -856,11 +865,13 @@ struct DecodeConfig {
   // Which tiles of keys hold allowed pairs depends on the query head.
   bool varies_by_head;
   i32 access_bytes;
+
+  // Keys of a slice: those of a tile that a warp copies.
+  constexpr i32 slice_keys() const { return tile_kv / warps; }
 };
 
-// Rows and keys of one product by tensor cores.
+// Rows of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
-constexpr i32 kSliceKeys = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 
@@ -973,6 +984,182 @@ struct QueryRows {
   }
   FLASHGEN_DEVICE const T* at(RowPlace place) const {
     return data + place.q * row_stride + place.head * head_stride;
+  }
+};
+
+// ---- flashgen/decode/key_slices.cuh
+// Bringing keys and values to shared memory. Each warp copies its slice of a tile: some keys, and their
+// values.
+
+// Where a key of a slice lies.
+template <bool paged>
+struct alignas(8) SlicePlaces {
+  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+  // exist: it is never read, nor is its entry of the page table.
+  i32 page;
+  i32 row;
+
+  template <class Params>
+  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
+    const i32 place = cached.first_key + key;
+    if (!keys.has(key)) return {-1, 0};
+    if constexpr (paged) {
+      const i32 index = place / p.page_size;
+      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
+    } else {
+      return {0, place};
+    }
+  }
+
+  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
+  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
+  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
+    // Not negative: 64 bits then need no sign.
+    const u32 own_page = static_cast<u32>(larger(page, 0)), own_row = static_cast<u32>(row);
+    return paged ? own_page * page_stride + own_row * row_stride : own_row * row_stride;
+  }
+  // The place that another lane knows.
+  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+};
+
+// The pages of a sequence. What the loop over keys needs of them is in registers, and a multiplication takes
+// the place of divisions by the keys of a page.
+struct SequencePages {
+  const i32* table;
+  i32 first_key;
+  u32 page_keys;
+  u32 inverse;
+
+  // Without pages there is nothing to know.
+  template <bool paged, class Params>
+  FLASHGEN_DEVICE static SequencePages of(const Params& p, const CachedSequence& cached) {
+    if constexpr (paged) {
+      const u32 keys = static_cast<u32>(p.page_size);
+      return {p.block_table + cached.row * p.table_row, cached.first_key, keys, 0xffffffffu / keys};
+    } else {
+      return {};
+    }
+  }
+
+  // Which page of the sequence a key lies in, and which row there.
+  FLASHGEN_DEVICE SlicePlaces<true> place_of(i32 key) const {
+    const u32 place = static_cast<u32>(first_key + key);
+    // The page, or the one before it: the inverse is rounded down.
+    const u32 page = static_cast<u32>(static_cast<u64>(place) * inverse >> 32),
+              row = place - page * page_keys;
+    const bool is_next = row >= page_keys;
+    return {static_cast<i32>(is_next ? page + 1 : page), static_cast<i32>(is_next ? row - page_keys : row)};
+  }
+};
+
+// Where the keys of a later slice lie, in shared memory. Page numbers arrive by asynchronous copies, as keys
+// do. A load would stop the warp: the assembler waits for all loads before a loop of unknown length, as that
+// over slices is.
+struct AskedPlaces {
+  SlicePlaces<true>* places;
+
+  // Starts the copies of page numbers, one for each key. `keys`: those that exist.
+  template <i32 slice_keys>
+  FLASHGEN_DEVICE void ask(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
+    static_assert(slice_keys <= kWarpSize, "a lane asks for one place");
+    const i32 key = first_key + thread.lane;
+    if (thread.lane >= slice_keys) return;
+    SlicePlaces<true>& place = places[thread.lane];
+    if (!keys.has(key)) {
+      place = {-1, 0};
+      return;
+    }
+    const SlicePlaces<true> found = pages.place_of(key);
+    place.row = found.row;
+    cp_async_4(shared_address(&place.page), pages.table + found.page, static_cast<u32>(sizeof(i32)));
+  }
+};
+
+// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
+// sectors of memory, and eight a line. So a lane needs few addresses, however wide the heads are.
+template <i32 slice_rows, i32 lanes = 4>
+struct LaneShare {
+  static constexpr i32 lanes_of_row = larger(lanes, kWarpSize / slice_rows);
+  // The lane's rows lie this far apart.
+  static constexpr i32 row_step = kWarpSize / lanes_of_row;
+  static constexpr i32 rows = slice_rows / row_step;
+  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
+};
+
+// The places of the lane's rows.
+template <bool paged, class Share>
+struct LanePlaces {
+  SlicePlaces<paged> rows[Share::rows];
+
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    return found;
+  }
+  // Without pages. `keys`: those that exist.
+  FLASHGEN_DEVICE static LanePlaces of(const CachedSequence& cached, Range keys, i32 first_key,
+                                       Thread thread) {
+    const i32 first = first_key + thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const i32 key = first + h * Share::row_step;
+      found.rows[h] =
+          keys.has(key) ? SlicePlaces<paged>{0, cached.first_key + key} : SlicePlaces<paged>{-1, 0};
+    }
+    return found;
+  }
+  // Of places that were asked for, and have arrived.
+  FLASHGEN_DEVICE static LanePlaces of(const AskedPlaces& asked, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = asked.places[row + h * Share::row_step];
+    return found;
+  }
+};
+
+// Copies a slice of rows of one head of K or V into a tile.
+template <i32 head_dim, i32 access_bytes, class Tile, class Share>
+struct SliceCopies {
+  using T = typename Tile::Element;
+
+  // The lane's first chunk of a row, and where it lies in a tile.
+  i32 chunk;
+  Cursor<Tile> place;
+  // That chunk of the row at offset 0.
+  const T* data;
+
+  // The slice begins at row `first_row` of the tile.
+  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
+      : chunk(thread.lane % Share::lanes_of_row),
+        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
+        data(head + chunk * Tile::chunk_elements) {}
+
+  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
+  template <bool paged>
+  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
+                             const LanePlaces<paged, Share>& places) const {
+    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
+    const u32 start = shared_address(tile.data);
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const SlicePlaces<paged>& row = places.rows[h];
+      const T* const from = data + row.offset(page_stride, row_stride);
+      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
+      // Rows that lie less than eight apart are swizzled in different ways.
+      const i32 swizzle = Tile::Layout::of_row(h * Share::row_step);
+#pragma unroll
+      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
+        const i32 left = Tile::chunks - i * Share::lanes_of_row;
+        if (left >= Share::lanes_of_row || chunk < left)
+          copy_chunk_async<T, access_bytes>(
+              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row ^ swizzle),
+              from + i * step, columns - i * step);
+      }
+    }
   }
 };
 
@@ -1097,120 +1284,22 @@ FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>
   }
 }
 
-// The same for O in registers, and P and `allowed` as numbers.
-template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
-  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+// The same for O in registers, and P and `allowed` as numbers. `values_of(step)` are those of 16 keys.
+template <class T, i32 blocks, i32 score_blocks, class ValuesOf>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out,
+                                      const Accumulator<1, score_blocks>& probabilities,
+                                      const Accumulator<1, score_blocks>& allowed, Thread thread,
+                                      const ValuesOf& values_of) {
+  const LeftRegisters<T, 1, score_blocks> left(probabilities, thread), pairs(allowed, thread);
   Accumulator<1, blocks> sums;
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
-  add_careful<T>(sums[0], left.fragments[0][0], pairs.fragments[0][0], values);
+#pragma unroll
+  for (i32 step = 0; step < score_blocks / 2; ++step)
+    add_careful<T>(sums[0], left.fragments[0][step], pairs.fragments[0][step], values_of(step));
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
 }
-
-// ---- flashgen/decode/key_slices.cuh
-// Bringing keys and values to shared memory. Each warp copies 16 keys of a tile, its slice, and their values.
-
-// Where the keys of the warp's next slice lie, one key for each lane of half a warp. Page numbers are read
-// here, one step before the copies that need them.
-template <bool paged>
-struct SlicePlaces {
-  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
-  // exist: it is never read, nor is its entry of the page table.
-  i32 page;
-  i32 row;
-
-  template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys,
-                                        i32 first_key, Thread thread) {
-    const i32 key = first_key + thread.lane % kSliceKeys, place = cached.first_key + key;
-    if (!keys.has(key)) return {-1, 0};
-    if constexpr (paged) {
-      const i32 index = place / p.page_size;
-      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
-    } else {
-      return {0, place};
-    }
-  }
-
-  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
-  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
-  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    if (!exists()) return 0;
-    return paged ? page * page_stride + row * row_stride : row * row_stride;
-  }
-  // The place that another lane knows.
-  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
-};
-
-// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
-// sectors of memory. So a lane needs few addresses, however wide the heads are.
-template <i32 slice_rows>
-struct LaneShare {
-  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
-  // The lane's rows lie this far apart.
-  static constexpr i32 row_step = kWarpSize / lanes_of_row;
-  static constexpr i32 rows = slice_rows / row_step;
-  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
-};
-
-// The places of the lane's rows.
-template <bool paged, i32 slice_rows>
-struct LanePlaces {
-  using Share = LaneShare<slice_rows>;
-  SlicePlaces<paged> rows[Share::rows];
-
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
-    const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
-#pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
-    return found;
-  }
-};
-
-// Copies `slice_rows` rows of one head of K or V into a tile.
-template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
-struct SliceCopies {
-  using T = typename Tile::Element;
-  using Share = LaneShare<slice_rows>;
-
-  // The lane's first chunk of a row, and where it lies in a tile.
-  i32 chunk;
-  Cursor<Tile> place;
-  // That chunk of the row at offset 0.
-  const T* data;
-
-  // The slice begins at row `first_row` of the tile.
-  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
-      : chunk(thread.lane % Share::lanes_of_row),
-        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
-        data(head + chunk * Tile::chunk_elements) {}
-
-  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
-  template <bool paged>
-  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, slice_rows>& places) const {
-    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
-    const u32 start = shared_address(tile.data);
-#pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const SlicePlaces<paged>& row = places.rows[h];
-      const T* const from = data + row.offset(page_stride, row_stride);
-      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
-#pragma unroll
-      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
-        const i32 left = Tile::chunks - i * Share::lanes_of_row;
-        if (left >= Share::lanes_of_row || chunk < left)
-          copy_chunk_async<T, access_bytes>(
-              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
-              from + i * step, columns - i * step);
-      }
-    }
-  }
-};
 
 // ---- flashgen/decode/team.cuh
 // Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
@@ -1968,6 +2057,8 @@ struct VisitedTiles {
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
+// Page numbers are copied as keys are, and as many steps before them.
+//
 // At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
 // share an item write their parts to a workspace, and the last of them to finish merges these.
 //
@@ -1978,9 +2069,12 @@ struct VisitedTiles {
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
           class CacheElement>
 struct DecodeMainloop {
-  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
-                "each warp has 16 rows and 16 keys of a tile");
-  static constexpr i32 score_blocks = kSliceKeys / 8;
+  static constexpr i32 slice_keys = cfg.slice_keys();
+  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == slice_keys * cfg.warps,
+                "each warp has 16 rows and a slice of a tile");
+  static constexpr i32 score_blocks = slice_keys / 8;
+  // Of P V.
+  static constexpr i32 value_steps = slice_keys / 16;
 
   using Operand = typename CacheElement::Operand;
   using KSlice = typename CacheElement::KSlice;
@@ -1988,6 +2082,9 @@ struct DecodeMainloop {
   using Keys = typename CacheElement::Keys;
   using Values = typename CacheElement::Values;
   using Queries = typename CacheElement::Queries;
+  // A slice is copied in parts of 16 keys. Where rows have as many bytes, lanes copy whole lines of 128.
+  static constexpr i32 copied_keys = 16;
+  using Share = LaneShare<copied_keys, smaller(KSlice::chunks, VSlice::chunks) < 8 ? 4 : 8>;
   using Scores = Accumulator<1, score_blocks>;
   using Output = Accumulator<1, CacheElement::dim_v / 8>;
   using Logits = typename Score::Logits;
@@ -1996,10 +2093,15 @@ struct DecodeMainloop {
 
   // ---- Shared memory
 
+  // Places until the loop over keys is over, then totals.
+  union Exchanged {
+    SlicePlaces<true> places[paged ? cfg.stages * cfg.warps : 1][slice_keys];
+    RowTotals<cfg> totals;
+  };
   struct Shared {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
-    RowTotals<cfg> totals;
+    Exchanged exchanged;
   };
   static_assert(Smem::kMerge + Results::bytes <= Smem::kShared, "results take the place of the ring");
 
@@ -2014,6 +2116,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
     return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
   }
+  FLASHGEN_DEVICE AskedPlaces asked_places(i32 stage, i32 slice) const {
+    return {shared().exchanged.places[stage * cfg.warps + slice]};
+  }
 
   // ---- How the warps share a tile
 
@@ -2026,7 +2131,11 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
+  // How many steps before the copies of keys those of their page numbers start.
+  static constexpr i32 lead = paged ? cfg.stages - 1 : 0;
+
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+  FLASHGEN_DEVICE static i32 stage_before(i32 stage) { return (stage == 0 ? cfg.stages : stage) - 1; }
 
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
@@ -2042,66 +2151,80 @@ struct DecodeMainloop {
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
     const CacheElement cache = CacheElement::of(p, item, base);
     const i64 row = paged ? 0 : item.cached.row;
-    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
+    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice, Share> keys(
         p.k + row * p.k_batch + item.head_kv * p.k_head, 0, thread);
-    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
+    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice, Share> values(
         p.v + row * p.v_batch + item.head_kv * p.v_head, 0, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> ahead(tiles);
-    SlicePlaces<paged> places;
-    const auto find_next = [&](Thread thread) {
-      ahead.advance(thread, visited);
-      if (!ahead.over())
-        places = SlicePlaces<paged>::of(p, item.cached, existing,
-                                        ahead.tile * cfg.tile_kv + thread.warp * kSliceKeys, thread);
+    Walk<Mask::has_holes> asked(tiles), ahead(tiles);
+    const auto pages = SequencePages::of<paged>(p, item.cached);
+    // Asks for the places of the keys of a tile.
+    const auto ask_next = [&](i32 stage, Thread thread) {
+      if constexpr (paged) {
+        asked.advance(thread, visited);
+        if (!asked.over())
+          asked_places(stage, thread.warp)
+              .template ask<slice_keys>(pages, existing, asked.tile * cfg.tile_kv + thread.warp * slice_keys,
+                                        thread);
+      }
     };
     // Starts the copies of the next tile, and returns its number.
     const auto fetch_next = [&](i32 stage, Thread thread) {
-      const i32 tile = ahead.tile;
+      ahead.advance(thread, visited);
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, kSliceKeys>::of(places, thread);
-        keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
-        values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
-        cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
-        find_next(thread);
+        const i32 first_key = ahead.tile * cfg.tile_kv + thread.warp * slice_keys;
+        const AskedPlaces asked = asked_places(stage, thread.warp);
+        // A part has few addresses, which registers hold.
+#pragma unroll
+        for (i32 first = 0; first < slice_keys; first += copied_keys) {
+          LanePlaces<paged, Share> places;
+          if constexpr (paged) {
+            places = LanePlaces<paged, Share>::of(AskedPlaces{asked.places + first}, thread);
+          } else {
+            places = LanePlaces<paged, Share>::of(item.cached, existing, first_key + first, thread);
+          }
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, places);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, places);
+        }
+        cache.fetch_scales(stage * cfg.warps + thread.warp, asked, thread);
       }
-      cp_async_commit();
-      return tile;
+      return ahead.tile;
     };
     clear(out);
     softmax.reset();
 
-    find_next(thread);
     // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 in_flight[cfg.stages - 1] = {};
-    i32 stage = 0, filled_stage = 0;
+    i32 stage = 0, filled_stage = (cfg.stages - lead) % cfg.stages;
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
+    for (i32 step = 1 - cfg.stages - lead; step < 0 || in_flight[0] < tiles.end; ++step) {
       const Thread here = thread.recomputed();
       const i32 first_key = in_flight[0] * cfg.tile_kv;
-      if (step >= 0) {
-        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
-        cp_async_wait<cfg.stages - 2>();
-        if (row_warps == 1) {
-          warp_sync();
-        } else {
-          block_sync();
-        }
+      // The oldest copies have arrived, and no warp still reads what the next ones overwrite.
+      cp_async_wait<cfg.stages - 2>();
+      if (row_warps == 1) {
+        warp_sync();
+      } else {
+        block_sync();
       }
+      if (step >= 1 - cfg.stages) {
 #pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
-      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+        for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
+        in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+      }
+      ask_next(stage_before(filled_stage), here);
+      cp_async_commit();
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
 
 #pragma unroll 1
       for (i32 slice = thread.warp >> shift; slice < cfg.warps; slice += cfg.warps >> shift) {
-        const i32 key = first_key + slice * kSliceKeys;
-        const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
-        if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
+        const i32 key = first_key + slice * slice_keys;
+        const bool is_cut = warp_any(!masks.is_full(key, key + slice_keys));
+        if (is_cut && !warp_any(!masks.is_empty(key, key + slice_keys))) continue;
         Scores scores;
         clear(scores);
         multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
@@ -2124,10 +2247,11 @@ struct DecodeMainloop {
           for_each_score(allowed, [&](float& a, i32 h, i32 column) {
             a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
           });
-          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
+          multiply_careful<Operand>(out, scores, allowed, thread,
+                                    [&](i32 step) { return Values(v.from_row(16 * step), 0, thread); });
         } else {
-          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
-                                      Values(v, 0, here));
+          multiply<Operand, false, value_steps>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                                Values(v, 0, here));
         }
       }
       stage = next_stage(stage);
@@ -2142,9 +2266,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
-    const Results results{{p, item, shared().totals.of_rows, thread},
+    const Results results{{p, item, shared().exchanged.totals.of_rows, thread},
                           reinterpret_cast<float*>(base + Smem::kMerge),
-                          shared().totals.of_warps,
+                          shared().exchanged.totals.of_warps,
                           row_warps};
     compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results, [&](Range tiles) {
       Output out;
@@ -2472,7 +2596,7 @@ struct HeadScales {
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
-  FLASHGEN_DEVICE void fetch_scales(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE void fetch_scales(i32, const AskedPlaces&, Thread) const {}
   FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {k}; }
   FLASHGEN_DEVICE float output_scale() const { return v; }
 };
@@ -2485,8 +2609,8 @@ struct EightBitElement {
   using Operand = half_t;
   static constexpr i32 dim = eight_bit_columns(cfg.head_dim);
   static constexpr i32 dim_v = eight_bit_columns(cfg.head_dim_v);
-  using KSlice = SharedTile<E, kSliceKeys, dim>;
-  using VSlice = SharedTile<E, kSliceKeys, dim_v>;
+  using KSlice = SharedTile<E, cfg.slice_keys(), dim>;
+  using VSlice = SharedTile<E, cfg.slice_keys(), dim_v>;
   using Keys = RightEightBitTransposed<KSlice, by_instruction>;
   using Values = RightEightBitRows<VSlice, by_instruction>;
   using Queries = EightBitQueries<cfg, T, cfg.holds_queries>;
@@ -2497,8 +2621,8 @@ struct EightBitElement {
   FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
     return {Scales::of(p, item, base)};
   }
-  FLASHGEN_DEVICE void fetch_scales(i32 slot, i32 page, Thread thread) const {
-    scales.fetch_scales(slot, page, thread);
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, const AskedPlaces& asked, Thread thread) const {
+    scales.fetch_scales(slot, asked, thread);
   }
   FLASHGEN_DEVICE typename Scales::SliceScales slice_scales(i32 slot, Thread thread) const {
     return scales.slice_scales(slot, thread);
@@ -2536,16 +2660,16 @@ using cache_t = e4m3_t;
 constexpr DecodeConfig kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 64,   // rows of a tile: new tokens times query heads that share a key/value head
-    .tile_kv = 64,  // keys of a tile
-    .stages = 4,
+    .tile_q = 64,    // rows of a tile: new tokens times query heads that share a key/value head
+    .tile_kv = 128,  // keys of a tile
+    .stages = 2,
     .warps = 4,
     .producers = 0,  // warps that only copy
     .producer_registers = 0,
     .consumer_registers = 0,
     .holds_queries = true,    // each warp keeps its rows of Q in registers
-    .merged_parts = 21,       // parts of eight rows that a block merges in the time of a tile
-    .item_tiles = 3,          // fixed cost of an item, in tiles
+    .merged_parts = 43,       // parts of eight rows that a block merges in the time of a tile
+    .item_tiles = 2,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head
@@ -2597,8 +2721,8 @@ static_assert(sizeof(Params) == 352, "the launcher packs Params into 352 bytes")
 
 struct Smem {
   static constexpr u32 kQ = 0;           // Q, a copy of its rows for each warp
-  static constexpr u32 kK = 0;           // K_j, 4 stages of 16 keys for each warp
-  static constexpr u32 kV = 32768;       // V_j, 4 stages of 16 keys for each warp
+  static constexpr u32 kK = 0;           // K_j, 2 stages of 32 keys for each warp
+  static constexpr u32 kV = 32768;       // V_j, 2 stages of 32 keys for each warp
   static constexpr u32 kShared = 65536;  // what the threads exchange
   static constexpr u32 kMerge = 0;       // O of each warp, once the loop is over
 };

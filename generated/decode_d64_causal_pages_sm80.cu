@@ -7,41 +7,41 @@
 // plan     tile_q 64, tile_kv 64, stages 3, warps 4, 128 threads, registers for 3 blocks per multiprocessor
 // grid     no more blocks than run at once, 3 on each multiprocessor; they take one tile after another: 64
 //          key rows of a key/value head and batch entry
-// smem     50368 bytes
+// smem     50880 bytes
 // because  4 warps with 16 keys each and 3 stages keep 32 KiB of keys and values under way in each block, and
 //          three blocks share a multiprocessor
 //
 // contents   49  Instructions, one per function: types, device, copy, math, matrix.
-//           208  Element types.
-//           258  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           319  Operands of warp-level matrix products.
-//           426  Warp-level matrix products.
-//           502  Banded masks.
-//           559  Streaming tiles between global and shared memory.
-//           575  Keys and values in a cache.
-//           631  Instructions, one per function: grid.
-//           654  What a softmax takes exponentials of.
-//           683  What an online softmax keeps of each row from one tile of keys to the next.
-//           696  The online softmax.
-//           840  The sizes of a decode kernel.
-//           878  The rows of a tile.
-//          1039  The type of the cache's elements.
-//          1080  Finding NaN and infinity.
-//          1097  Walking over the tiles that a mask does not rule out.
-//          1132  Keeping NaN and infinity where they belong.
-//          1148  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1210  Bringing keys and values to shared memory.
-//          1312  Thread blocks that go over the same keys at the same time, each for different rows.
-//          1347  Results of a part of the keys.
-//          1422  What happens to products Q K^T before the softmax.
-//          1439  The results of rows.
-//          1583  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1622  From the results of warps, each with keys of its own, to those of a thread block.
-//          1745  Which tiles of keys a thread block works on.
-//          1949  What a thread block computes of an item.
-//          2013  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2056  Attention of few new tokens to a cache.
-//          2266  The kernel: its configuration, parameters and text.
+//           215  Element types.
+//           265  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           328  Operands of warp-level matrix products.
+//           435  Warp-level matrix products.
+//           511  Banded masks.
+//           568  Streaming tiles between global and shared memory.
+//           584  Keys and values in a cache.
+//           640  Instructions, one per function: grid.
+//           663  What a softmax takes exponentials of.
+//           692  What an online softmax keeps of each row from one tile of keys to the next.
+//           705  The online softmax.
+//           849  The sizes of a decode kernel.
+//           889  The rows of a tile.
+//          1050  Bringing keys and values to shared memory.
+//          1226  The type of the cache's elements.
+//          1267  Finding NaN and infinity.
+//          1284  Walking over the tiles that a mask does not rule out.
+//          1319  Keeping NaN and infinity where they belong.
+//          1335  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1401  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1436  Results of a part of the keys.
+//          1511  What happens to products Q K^T before the softmax.
+//          1528  The results of rows.
+//          1672  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1711  From the results of warps, each with keys of its own, to those of a thread block.
+//          1834  Which tiles of keys a thread block works on.
+//          2038  What a thread block computes of an item.
+//          2102  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2145  Attention of few new tokens to a cache.
+//          2390  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -54,6 +54,7 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
@@ -112,6 +113,12 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // Copies the first `valid_bytes` of 16 (8, 4) bytes and zeroes the rest. Copies of 16 bytes bypass L1.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -287,6 +294,8 @@ struct SharedTile {
     return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
   }
   FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
+  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
   FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
 };
 
@@ -863,11 +872,13 @@ struct DecodeConfig {
   // Which tiles of keys hold allowed pairs depends on the query head.
   bool varies_by_head;
   i32 access_bytes;
+
+  // Keys of a slice: those of a tile that a warp copies.
+  constexpr i32 slice_keys() const { return tile_kv / warps; }
 };
 
-// Rows and keys of one product by tensor cores.
+// Rows of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
-constexpr i32 kSliceKeys = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
 
@@ -1036,11 +1047,187 @@ struct WarpQueries<cfg, T, false> {
   FLASHGEN_DEVICE LeftRows<Tile> left(Thread thread) const { return {tile, 0, thread}; }
 };
 
+// ---- flashgen/decode/key_slices.cuh
+// Bringing keys and values to shared memory. Each warp copies its slice of a tile: some keys, and their
+// values.
+
+// Where a key of a slice lies.
+template <bool paged>
+struct alignas(8) SlicePlaces {
+  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+  // exist: it is never read, nor is its entry of the page table.
+  i32 page;
+  i32 row;
+
+  template <class Params>
+  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
+    const i32 place = cached.first_key + key;
+    if (!keys.has(key)) return {-1, 0};
+    if constexpr (paged) {
+      const i32 index = place / p.page_size;
+      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
+    } else {
+      return {0, place};
+    }
+  }
+
+  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
+  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
+  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
+    // Not negative: 64 bits then need no sign.
+    const u32 own_page = static_cast<u32>(larger(page, 0)), own_row = static_cast<u32>(row);
+    return paged ? own_page * page_stride + own_row * row_stride : own_row * row_stride;
+  }
+  // The place that another lane knows.
+  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+};
+
+// The pages of a sequence. What the loop over keys needs of them is in registers, and a multiplication takes
+// the place of divisions by the keys of a page.
+struct SequencePages {
+  const i32* table;
+  i32 first_key;
+  u32 page_keys;
+  u32 inverse;
+
+  // Without pages there is nothing to know.
+  template <bool paged, class Params>
+  FLASHGEN_DEVICE static SequencePages of(const Params& p, const CachedSequence& cached) {
+    if constexpr (paged) {
+      const u32 keys = static_cast<u32>(p.page_size);
+      return {p.block_table + cached.row * p.table_row, cached.first_key, keys, 0xffffffffu / keys};
+    } else {
+      return {};
+    }
+  }
+
+  // Which page of the sequence a key lies in, and which row there.
+  FLASHGEN_DEVICE SlicePlaces<true> place_of(i32 key) const {
+    const u32 place = static_cast<u32>(first_key + key);
+    // The page, or the one before it: the inverse is rounded down.
+    const u32 page = static_cast<u32>(static_cast<u64>(place) * inverse >> 32),
+              row = place - page * page_keys;
+    const bool is_next = row >= page_keys;
+    return {static_cast<i32>(is_next ? page + 1 : page), static_cast<i32>(is_next ? row - page_keys : row)};
+  }
+};
+
+// Where the keys of a later slice lie, in shared memory. Page numbers arrive by asynchronous copies, as keys
+// do. A load would stop the warp: the assembler waits for all loads before a loop of unknown length, as that
+// over slices is.
+struct AskedPlaces {
+  SlicePlaces<true>* places;
+
+  // Starts the copies of page numbers, one for each key. `keys`: those that exist.
+  template <i32 slice_keys>
+  FLASHGEN_DEVICE void ask(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
+    static_assert(slice_keys <= kWarpSize, "a lane asks for one place");
+    const i32 key = first_key + thread.lane;
+    if (thread.lane >= slice_keys) return;
+    SlicePlaces<true>& place = places[thread.lane];
+    if (!keys.has(key)) {
+      place = {-1, 0};
+      return;
+    }
+    const SlicePlaces<true> found = pages.place_of(key);
+    place.row = found.row;
+    cp_async_4(shared_address(&place.page), pages.table + found.page, static_cast<u32>(sizeof(i32)));
+  }
+};
+
+// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
+// sectors of memory, and eight a line. So a lane needs few addresses, however wide the heads are.
+template <i32 slice_rows, i32 lanes = 4>
+struct LaneShare {
+  static constexpr i32 lanes_of_row = larger(lanes, kWarpSize / slice_rows);
+  // The lane's rows lie this far apart.
+  static constexpr i32 row_step = kWarpSize / lanes_of_row;
+  static constexpr i32 rows = slice_rows / row_step;
+  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
+};
+
+// The places of the lane's rows.
+template <bool paged, class Share>
+struct LanePlaces {
+  SlicePlaces<paged> rows[Share::rows];
+
+  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    return found;
+  }
+  // Without pages. `keys`: those that exist.
+  FLASHGEN_DEVICE static LanePlaces of(const CachedSequence& cached, Range keys, i32 first_key,
+                                       Thread thread) {
+    const i32 first = first_key + thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const i32 key = first + h * Share::row_step;
+      found.rows[h] =
+          keys.has(key) ? SlicePlaces<paged>{0, cached.first_key + key} : SlicePlaces<paged>{-1, 0};
+    }
+    return found;
+  }
+  // Of places that were asked for, and have arrived.
+  FLASHGEN_DEVICE static LanePlaces of(const AskedPlaces& asked, Thread thread) {
+    const i32 row = thread.lane / Share::lanes_of_row;
+    LanePlaces found;
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = asked.places[row + h * Share::row_step];
+    return found;
+  }
+};
+
+// Copies a slice of rows of one head of K or V into a tile.
+template <i32 head_dim, i32 access_bytes, class Tile, class Share>
+struct SliceCopies {
+  using T = typename Tile::Element;
+
+  // The lane's first chunk of a row, and where it lies in a tile.
+  i32 chunk;
+  Cursor<Tile> place;
+  // That chunk of the row at offset 0.
+  const T* data;
+
+  // The slice begins at row `first_row` of the tile.
+  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
+      : chunk(thread.lane % Share::lanes_of_row),
+        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
+        data(head + chunk * Tile::chunk_elements) {}
+
+  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
+  template <bool paged>
+  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
+                             const LanePlaces<paged, Share>& places) const {
+    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
+    const u32 start = shared_address(tile.data);
+#pragma unroll
+    for (i32 h = 0; h < Share::rows; ++h) {
+      const SlicePlaces<paged>& row = places.rows[h];
+      const T* const from = data + row.offset(page_stride, row_stride);
+      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
+      // Rows that lie less than eight apart are swizzled in different ways.
+      const i32 swizzle = Tile::Layout::of_row(h * Share::row_step);
+#pragma unroll
+      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
+        const i32 left = Tile::chunks - i * Share::lanes_of_row;
+        if (left >= Share::lanes_of_row || chunk < left)
+          copy_chunk_async<T, access_bytes>(
+              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row ^ swizzle),
+              from + i * step, columns - i * step);
+      }
+    }
+  }
+};
+
 // ---- flashgen/decode/cache_element.cuh
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch_scales(slot, page, thread)     starts copies of the scales of a slice of keys
+//     fetch_scales(slot, places, thread)   starts copies of the scales of a slice of keys
 //     slice_scales(slot, thread)           the scales of a slice's keys:
 //       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
 //       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V
@@ -1054,8 +1241,8 @@ struct SameElement {
   using Operand = T;
   static constexpr i32 dim = round_up(cfg.head_dim, 16);
   static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
-  using KSlice = SharedTile<T, kSliceKeys, dim>;
-  using VSlice = SharedTile<T, kSliceKeys, dim_v>;
+  using KSlice = SharedTile<T, cfg.slice_keys(), dim>;
+  using VSlice = SharedTile<T, cfg.slice_keys(), dim_v>;
   using Keys = RightTransposed<KSlice>;
   using Values = RightRows<VSlice, true>;
   using Queries = WarpQueries<cfg, T, cfg.holds_queries>;
@@ -1070,7 +1257,7 @@ struct SameElement {
 
   template <class Params>
   FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) { return {}; }
-  FLASHGEN_DEVICE void fetch_scales(i32, i32, Thread) const {}
+  FLASHGEN_DEVICE void fetch_scales(i32, const AskedPlaces&, Thread) const {}
   FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {}; }
   template <class Output>
   FLASHGEN_DEVICE void scale_and_reorder(Output&) const {}
@@ -1194,120 +1381,22 @@ FLASHGEN_DEVICE void add_careful(float (&sums)[blocks][4], const LeftFragment<T>
   }
 }
 
-// The same for O in registers, and P and `allowed` as numbers.
-template <class T, i32 blocks, class Values>
-FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out, const Accumulator<1, 2>& probabilities,
-                                      const Accumulator<1, 2>& allowed, const Values& values, Thread thread) {
-  const LeftRegisters<T, 1, 2> left(probabilities, thread), pairs(allowed, thread);
+// The same for O in registers, and P and `allowed` as numbers. `values_of(step)` are those of 16 keys.
+template <class T, i32 blocks, i32 score_blocks, class ValuesOf>
+FLASHGEN_DEVICE void multiply_careful(Accumulator<1, blocks>& out,
+                                      const Accumulator<1, score_blocks>& probabilities,
+                                      const Accumulator<1, score_blocks>& allowed, Thread thread,
+                                      const ValuesOf& values_of) {
+  const LeftRegisters<T, 1, score_blocks> left(probabilities, thread), pairs(allowed, thread);
   Accumulator<1, blocks> sums;
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) sums[0][i / 4][i % 4] = out[0][i / 4][i % 4];
-  add_careful<T>(sums[0], left.fragments[0][0], pairs.fragments[0][0], values);
+#pragma unroll
+  for (i32 step = 0; step < score_blocks / 2; ++step)
+    add_careful<T>(sums[0], left.fragments[0][step], pairs.fragments[0][step], values_of(step));
 #pragma unroll
   for (i32 i = 0; i < 4 * blocks; ++i) out[0][i / 4][i % 4] = sums[0][i / 4][i % 4];
 }
-
-// ---- flashgen/decode/key_slices.cuh
-// Bringing keys and values to shared memory. Each warp copies 16 keys of a tile, its slice, and their values.
-
-// Where the keys of the warp's next slice lie, one key for each lane of half a warp. Page numbers are read
-// here, one step before the copies that need them.
-template <bool paged>
-struct SlicePlaces {
-  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
-  // exist: it is never read, nor is its entry of the page table.
-  i32 page;
-  i32 row;
-
-  template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys,
-                                        i32 first_key, Thread thread) {
-    const i32 key = first_key + thread.lane % kSliceKeys, place = cached.first_key + key;
-    if (!keys.has(key)) return {-1, 0};
-    if constexpr (paged) {
-      const i32 index = place / p.page_size;
-      return {p.block_table[cached.row * p.table_row + index], place - index * p.page_size};
-    } else {
-      return {0, place};
-    }
-  }
-
-  FLASHGEN_DEVICE bool exists() const { return page >= 0; }
-  // In a tensor with these strides, in elements. Without pages, from the sequence's first row on.
-  FLASHGEN_DEVICE i64 offset(i64 page_stride, i64 row_stride) const {
-    if (!exists()) return 0;
-    return paged ? page * page_stride + row * row_stride : row * row_stride;
-  }
-  // The place that another lane knows.
-  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
-};
-
-// Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it, which are whole
-// sectors of memory. So a lane needs few addresses, however wide the heads are.
-template <i32 slice_rows>
-struct LaneShare {
-  static constexpr i32 lanes_of_row = larger(4, kWarpSize / slice_rows);
-  // The lane's rows lie this far apart.
-  static constexpr i32 row_step = kWarpSize / lanes_of_row;
-  static constexpr i32 rows = slice_rows / row_step;
-  static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
-};
-
-// The places of the lane's rows.
-template <bool paged, i32 slice_rows>
-struct LanePlaces {
-  using Share = LaneShare<slice_rows>;
-  SlicePlaces<paged> rows[Share::rows];
-
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
-    const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
-#pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
-    return found;
-  }
-};
-
-// Copies `slice_rows` rows of one head of K or V into a tile.
-template <i32 head_dim, i32 access_bytes, class Tile, i32 slice_rows = Tile::rows>
-struct SliceCopies {
-  using T = typename Tile::Element;
-  using Share = LaneShare<slice_rows>;
-
-  // The lane's first chunk of a row, and where it lies in a tile.
-  i32 chunk;
-  Cursor<Tile> place;
-  // That chunk of the row at offset 0.
-  const T* data;
-
-  // The slice begins at row `first_row` of the tile.
-  FLASHGEN_DEVICE SliceCopies(const T* head, i32 first_row, Thread thread)
-      : chunk(thread.lane % Share::lanes_of_row),
-        place(0, first_row + thread.lane / Share::lanes_of_row, chunk),
-        data(head + chunk * Tile::chunk_elements) {}
-
-  // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
-  template <bool paged>
-  FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, slice_rows>& places) const {
-    constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
-    const u32 start = shared_address(tile.data);
-#pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const SlicePlaces<paged>& row = places.rows[h];
-      const T* const from = data + row.offset(page_stride, row_stride);
-      const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
-#pragma unroll
-      for (i32 i = 0; i < ceil_div(Tile::chunks, Share::lanes_of_row); ++i) {
-        const i32 left = Tile::chunks - i * Share::lanes_of_row;
-        if (left >= Share::lanes_of_row || chunk < left)
-          copy_chunk_async<T, access_bytes>(
-              start + place.template offset<true>(h * Share::row_step, i * Share::lanes_of_row),
-              from + i * step, columns - i * step);
-      }
-    }
-  }
-};
 
 // ---- flashgen/decode/team.cuh
 // Thread blocks that go over the same keys at the same time, each for different rows. One of them reads a key
@@ -2065,6 +2154,8 @@ struct VisitedTiles {
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
+// Page numbers are copied as keys are, and as many steps before them.
+//
 // At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
 // share an item write their parts to a workspace, and the last of them to finish merges these.
 //
@@ -2075,9 +2166,12 @@ struct VisitedTiles {
 template <DecodeConfig cfg, class T, class Params, class Smem, class Mask, class Score, bool paged,
           class CacheElement>
 struct DecodeMainloop {
-  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == kSliceKeys * cfg.warps,
-                "each warp has 16 rows and 16 keys of a tile");
-  static constexpr i32 score_blocks = kSliceKeys / 8;
+  static constexpr i32 slice_keys = cfg.slice_keys();
+  static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == slice_keys * cfg.warps,
+                "each warp has 16 rows and a slice of a tile");
+  static constexpr i32 score_blocks = slice_keys / 8;
+  // Of P V.
+  static constexpr i32 value_steps = slice_keys / 16;
 
   using Operand = typename CacheElement::Operand;
   using KSlice = typename CacheElement::KSlice;
@@ -2085,6 +2179,9 @@ struct DecodeMainloop {
   using Keys = typename CacheElement::Keys;
   using Values = typename CacheElement::Values;
   using Queries = typename CacheElement::Queries;
+  // A slice is copied in parts of 16 keys. Where rows have as many bytes, lanes copy whole lines of 128.
+  static constexpr i32 copied_keys = 16;
+  using Share = LaneShare<copied_keys, smaller(KSlice::chunks, VSlice::chunks) < 8 ? 4 : 8>;
   using Scores = Accumulator<1, score_blocks>;
   using Output = Accumulator<1, CacheElement::dim_v / 8>;
   using Logits = typename Score::Logits;
@@ -2093,10 +2190,15 @@ struct DecodeMainloop {
 
   // ---- Shared memory
 
+  // Places until the loop over keys is over, then totals.
+  union Exchanged {
+    SlicePlaces<true> places[paged ? cfg.stages * cfg.warps : 1][slice_keys];
+    RowTotals<cfg> totals;
+  };
   struct Shared {
     DecodeScheduler<cfg, Mask> scheduler;
     u32 is_last;
-    RowTotals<cfg> totals;
+    Exchanged exchanged;
   };
   static_assert(Smem::kMerge + Results::bytes <= Smem::kShared, "results take the place of the ring");
 
@@ -2111,6 +2213,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
     return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
   }
+  FLASHGEN_DEVICE AskedPlaces asked_places(i32 stage, i32 slice) const {
+    return {shared().exchanged.places[stage * cfg.warps + slice]};
+  }
 
   // ---- How the warps share a tile
 
@@ -2123,7 +2228,11 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
+  // How many steps before the copies of keys those of their page numbers start.
+  static constexpr i32 lead = paged ? cfg.stages - 1 : 0;
+
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
+  FLASHGEN_DEVICE static i32 stage_before(i32 stage) { return (stage == 0 ? cfg.stages : stage) - 1; }
 
   // Computes O and the softmax of a warp's rows over its keys of some tiles.
   FLASHGEN_DEVICE void attend(Output& out, Softmax& softmax, const DecodeItem& item, Range tiles,
@@ -2139,66 +2248,80 @@ struct DecodeMainloop {
     const auto queries = Queries::load(p, item, rows, base + Smem::kQ, row_block, thread);
     const CacheElement cache = CacheElement::of(p, item, base);
     const i64 row = paged ? 0 : item.cached.row;
-    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice> keys(
+    const SliceCopies<cfg.head_dim, cfg.access_bytes, KSlice, Share> keys(
         p.k + row * p.k_batch + item.head_kv * p.k_head, 0, thread);
-    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice> values(
+    const SliceCopies<cfg.head_dim_v, cfg.access_bytes, VSlice, Share> values(
         p.v + row * p.v_batch + item.head_kv * p.v_head, 0, thread);
     // No key outside this range is read: its page may belong to another sequence by now.
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> ahead(tiles);
-    SlicePlaces<paged> places;
-    const auto find_next = [&](Thread thread) {
-      ahead.advance(thread, visited);
-      if (!ahead.over())
-        places = SlicePlaces<paged>::of(p, item.cached, existing,
-                                        ahead.tile * cfg.tile_kv + thread.warp * kSliceKeys, thread);
+    Walk<Mask::has_holes> asked(tiles), ahead(tiles);
+    const auto pages = SequencePages::of<paged>(p, item.cached);
+    // Asks for the places of the keys of a tile.
+    const auto ask_next = [&](i32 stage, Thread thread) {
+      if constexpr (paged) {
+        asked.advance(thread, visited);
+        if (!asked.over())
+          asked_places(stage, thread.warp)
+              .template ask<slice_keys>(pages, existing, asked.tile * cfg.tile_kv + thread.warp * slice_keys,
+                                        thread);
+      }
     };
     // Starts the copies of the next tile, and returns its number.
     const auto fetch_next = [&](i32 stage, Thread thread) {
-      const i32 tile = ahead.tile;
+      ahead.advance(thread, visited);
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, kSliceKeys>::of(places, thread);
-        keys.start(k_slice(stage, thread.warp), p.k_batch, p.k_row, own);
-        values.start(v_slice(stage, thread.warp), p.v_batch, p.v_row, own);
-        cache.fetch_scales(stage * cfg.warps + thread.warp, places.page, thread);
-        find_next(thread);
+        const i32 first_key = ahead.tile * cfg.tile_kv + thread.warp * slice_keys;
+        const AskedPlaces asked = asked_places(stage, thread.warp);
+        // A part has few addresses, which registers hold.
+#pragma unroll
+        for (i32 first = 0; first < slice_keys; first += copied_keys) {
+          LanePlaces<paged, Share> places;
+          if constexpr (paged) {
+            places = LanePlaces<paged, Share>::of(AskedPlaces{asked.places + first}, thread);
+          } else {
+            places = LanePlaces<paged, Share>::of(item.cached, existing, first_key + first, thread);
+          }
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, places);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, places);
+        }
+        cache.fetch_scales(stage * cfg.warps + thread.warp, asked, thread);
       }
-      cp_async_commit();
-      return tile;
+      return ahead.tile;
     };
     clear(out);
     softmax.reset();
 
-    find_next(thread);
     // The numbers of the tiles whose copies are in flight. The first steps only start copies.
     i32 in_flight[cfg.stages - 1] = {};
-    i32 stage = 0, filled_stage = 0;
+    i32 stage = 0, filled_stage = (cfg.stages - lead) % cfg.stages;
 #pragma unroll 1
-    for (i32 step = 1 - cfg.stages; step < 0 || in_flight[0] < tiles.end; ++step) {
+    for (i32 step = 1 - cfg.stages - lead; step < 0 || in_flight[0] < tiles.end; ++step) {
       const Thread here = thread.recomputed();
       const i32 first_key = in_flight[0] * cfg.tile_kv;
-      if (step >= 0) {
-        // The tile has arrived, and no warp still reads the stage that the next copies overwrite.
-        cp_async_wait<cfg.stages - 2>();
-        if (row_warps == 1) {
-          warp_sync();
-        } else {
-          block_sync();
-        }
+      // The oldest copies have arrived, and no warp still reads what the next ones overwrite.
+      cp_async_wait<cfg.stages - 2>();
+      if (row_warps == 1) {
+        warp_sync();
+      } else {
+        block_sync();
       }
+      if (step >= 1 - cfg.stages) {
 #pragma unroll
-      for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
-      in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+        for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
+        in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
+      }
+      ask_next(stage_before(filled_stage), here);
+      cp_async_commit();
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
 
 #pragma unroll 1
       for (i32 slice = thread.warp >> shift; slice < cfg.warps; slice += cfg.warps >> shift) {
-        const i32 key = first_key + slice * kSliceKeys;
-        const bool is_cut = warp_any(!masks.is_full(key, key + kSliceKeys));
-        if (is_cut && !warp_any(!masks.is_empty(key, key + kSliceKeys))) continue;
+        const i32 key = first_key + slice * slice_keys;
+        const bool is_cut = warp_any(!masks.is_full(key, key + slice_keys));
+        if (is_cut && !warp_any(!masks.is_empty(key, key + slice_keys))) continue;
         Scores scores;
         clear(scores);
         multiply<Operand, false, CacheElement::dim / 16>(scores, queries.left(here),
@@ -2221,10 +2344,11 @@ struct DecodeMainloop {
           for_each_score(allowed, [&](float& a, i32 h, i32 column) {
             a = masks.allows(h, key + thread.column() + column) ? 1.0f : 0.0f;
           });
-          multiply_careful<Operand>(out, scores, allowed, Values(v, 0, thread), thread);
+          multiply_careful<Operand>(out, scores, allowed, thread,
+                                    [&](i32 step) { return Values(v.from_row(16 * step), 0, thread); });
         } else {
-          multiply<Operand, false, 1>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
-                                      Values(v, 0, here));
+          multiply<Operand, false, value_steps>(out, LeftRegisters<Operand, 1, score_blocks>(scores, thread),
+                                                Values(v, 0, here));
         }
       }
       stage = next_stage(stage);
@@ -2239,9 +2363,9 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE void compute(const Assignment& assigned, const WorkPartition& work) const {
     const DecodeItem& item = assigned.item;
     const i32 row_warps = row_warps_of(item);
-    const Results results{{p, item, shared().totals.of_rows, thread},
+    const Results results{{p, item, shared().exchanged.totals.of_rows, thread},
                           reinterpret_cast<float*>(base + Smem::kMerge),
-                          shared().totals.of_warps,
+                          shared().exchanged.totals.of_warps,
                           row_warps};
     compute_parts<cfg>(p, assigned, work, shared().is_last, thread, results, [&](Range tiles) {
       Output out;

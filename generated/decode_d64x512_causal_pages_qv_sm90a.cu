@@ -838,7 +838,7 @@ struct DecodeConfig {
   i32 access_bytes;
 };
 
-// Rows and keys of one product by tensor cores.
+// Rows of one product by tensor cores.
 constexpr i32 kRowBlock = 16;
 // Rows that the lanes of a warp merge at a time.
 constexpr i32 kMergedRows = 8;
@@ -977,7 +977,7 @@ struct QueryRows {
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch_scales(slot, page, thread)     starts copies of the scales of a slice of keys
+//     fetch_scales(slot, places, thread)   starts copies of the scales of a slice of keys
 //     slice_scales(slot, thread)           the scales of a slice's keys:
 //       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
 //       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V
@@ -2683,7 +2683,7 @@ constexpr DecodeConfig kConfig{
     .consumer_registers = 232,
     .holds_queries = false,   // each warp keeps its rows of Q in registers
     .merged_parts = 8,        // parts of eight rows that a block merges in the time of a tile
-    .item_tiles = 2,          // fixed cost of an item, in tiles
+    .item_tiles = 8,          // fixed cost of an item, in tiles
     .has_lower = false,       // the band has a lower bound on k - q
     .has_upper = true,        // the band has an upper bound on k - q
     .varies_by_head = false,  // which tiles hold allowed pairs depends on the head
