@@ -91,7 +91,7 @@ def main() -> None:
             found[name], speed = serve(model, name, **sizes)
             print(f"{name}: {speed:.0f} tokens per second")
     same = sum(reply == found["sdpa"].get(turn) for turn, reply in found["fgen"].items())
-    print(f"same replies: {same} of {len(found['sdpa'])}")
+    print(f"same replies: {same} of {sizes['chats'] * sizes['turns']}")
 
 
 if __name__ == "__main__":

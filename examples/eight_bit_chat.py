@@ -1,8 +1,8 @@
 """The chats of chat.py by a small engine of our own, with keys and values in pages of e4m3: half of the memory.
 
-Each step has the next token of all chats that generate, and as many tokens of messages as its budget allows. It prints
-the tokens per second beside those of transformers' continuous batching with 16-bit pages, and how many tokens of the
-replies are the same. Rounding keys to three bits changes some: a random model hardly prefers one token to the next.
+Each step has the next token of all chats that generate, and as many tokens of messages as its budget allows. The script
+prints the tokens per second beside those of transformers' continuous batching with 16-bit pages, and how many tokens of
+the replies are the same. Rounding keys and values to 8 bits may change some, because a random model hardly prefers any.
 
 python examples/eight_bit_chat.py                 # on the CPU, by the emulator; needs transformers, a C++ compiler
 python examples/eight_bit_chat.py --target gpu    # on an NVIDIA GPU
@@ -44,29 +44,30 @@ def take(waiting):
 def serve_pages(model, layers, heads_kv, dim, chats, turns, message, reply, **_):
     """The tokens of each chat's replies, and how many were generated per second."""
     ints = partial(torch.tensor, dtype=torch.int32, device=model.device)
-    messages, room = make_messages(chats, turns, message), turns * (message + reply) // PAGE + 1
-    pages = torch.zeros(layers, 2, chats * room, PAGE, heads_kv, dim, device=model.device).to(torch.float8_e4m3fn)
-    table = ints(list(range(chats * room))).view(chats, room)
+    messages, chat_pages = make_messages(chats, turns, message), turns * (message + reply) // PAGE + 1
+    sizes = layers, 2, chats * chat_pages, PAGE, heads_kv, dim
+    pages = torch.zeros(sizes, dtype=torch.float8_e4m3fn, device=model.device)
+    table = ints(list(range(chats * chat_pages))).view(chats, chat_pages)
     waiting, present, said = [chat[0] for chat in messages], [0] * chats, [[] for _ in messages]
     start = time.perf_counter()
     while taken := take(waiting):
         ends = list(accumulate(map(len, taken.values())))
-        rows = {chat: range(present[chat], present[chat] + len(tokens)) for chat, tokens in taken.items()}
+        positions = {chat: range(present[chat], present[chat] + len(tokens)) for chat, tokens in taken.items()}
         step = fg.serving.plan(
             ints([0, *ends]),
-            ints([row.stop for row in rows.values()]),
+            ints([own.stop for own in positions.values()]),
             table[list(taken)],
-            ints([chat * room * PAGE + place for chat, row in rows.items() for place in row]),
+            ints([chat * chat_pages * PAGE + i for chat, own in positions.items() for i in own]),
             num_tokens=ends[-1],
             max_query_len=max(map(len, taken.values())),
             page_size=PAGE,
             num_decodes=sum(len(waiting[chat]) == 1 for chat in taken),
         )
-        tokens, places = (ints([[x for each in by_chat.values() for x in each]]) for by_chat in (taken, rows))
-        hidden = model.model(tokens, position_ids=places, use_cache=False, step=step, pages=pages).last_hidden_state
+        tokens, where = (ints([[x for each in by_chat.values() for x in each]]) for by_chat in (taken, positions))
+        hidden = model.model(tokens, position_ids=where, use_cache=False, step=step, pages=pages).last_hidden_state
         chosen = model.lm_head(hidden[0, ints(ends) - 1]).argmax(-1).tolist()
         for chat, token in zip(taken, chosen, strict=True):
-            present[chat] = rows[chat].stop
+            present[chat] = positions[chat].stop
             if rest := waiting[chat][len(taken[chat]) :]:
                 waiting[chat] = rest
                 continue
@@ -77,7 +78,7 @@ def serve_pages(model, layers, heads_kv, dim, chats, turns, message, reply, **_)
 
 
 def main() -> None:
-    """Serve the chats by both."""
+    """Serve the chats by transformers, and by this engine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=SIZES, default="emulator")
     sizes = SIZES[target := parser.parse_args().target]
@@ -90,8 +91,7 @@ def main() -> None:
         serve_pages(model, **sizes)  # The first round builds kernels.
         found, speed = serve_pages(model, **sizes)
     print(f"flashgen, e4m3 pages: {speed:.0f} tokens per second")
-    tokens = chain(*found), chain(*(expected[turn] for turn in sorted(expected)))
-    same = [a == b for a, b in zip(*tokens, strict=True)]
+    same = [a == b for a, b in zip(chain(*found), chain(*(expected[turn] for turn in sorted(expected))), strict=True)]
     print(f"same tokens: {sum(same)} of {len(same)}")
 
 

@@ -55,6 +55,11 @@ def test_steps_overlap_where_registers_allow() -> None:
     assert overlapping == everywhere | plain
 
 
+def test_two_consumers_overlap_their_steps_also_without_a_mask() -> None:
+    assert "overlaps_steps" in forward((64, 64), fg.Schedule(tile_q=128)).switches
+    assert "overlaps_steps" not in forward((64, 64), fg.Schedule(tile_kv=96)).switches
+
+
 def test_a_mask_takes_registers_of_the_widest_tiles() -> None:
     tiles = [int(forward((128, 128), **FIELDS[name]).constant("tile_kv")) for name in ("full", "causal", "packed")]
     assert tiles == [128, 96, 96]

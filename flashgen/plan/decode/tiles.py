@@ -12,11 +12,10 @@ from flashgen.spec import AttentionSpec
 
 #: Rows of a tile for each warp: those of one product by tensor cores.
 ROWS = 16
-#: Keys of a tile for each warp: a slice. Its step has a fixed cost, such as addresses and votes. So in 8 bits 16 keys
-#: are too few where they and their values have fewer bytes than this.
+#: Keys of a tile for each warp: a slice. Each has a fixed cost, such as addresses and votes.
 _KEYS = 16
-_MANY_KEYS = 32
-_FEW_BYTES = 5 * 1024
+#: Those of an 8-bit cache, if 16 keys and their values have fewer bytes than this: it is faster up to 128 columns.
+_MANY_KEYS, _FEW_BYTES = 32, 5 * 1024
 #: Bytes that a block has under way at least. An H200 delivers about 36 bytes per nanosecond to each multiprocessor,
 #: after about 800 ns: 28 KiB, for which two blocks have room to spare.
 _UNDER_WAY = 24 * 1024
@@ -37,7 +36,7 @@ _RESULT_BYTES = 4
 #: Of an element of Q where tensor cores read it.
 _OPERAND_BYTES = 2
 #: Of a key in pages: its page, and its row there.
-_PLACE_BYTES = 8
+_LOCATION_BYTES = 8
 #: Per row of a tile: a reference maximum and a sum, of a warp and of the block.
 _ROW_BYTES = 16
 #: The scheduler's state.
@@ -81,7 +80,7 @@ def smem_of(spec: AttentionSpec, tiles: DecodeTiles) -> SmemMap:
     layout.then("v", keys * dim_v * size, f"V_j{ring}")
     if spec.page_scales:
         layout.then("scales", tiles.stages * _scale_bytes(spec, tiles.keys), f"scales of these keys and values{ring}")
-    exchanged = max(tiles.rows * _ROW_BYTES, tiles.stages * _place_bytes(spec, tiles.keys))
+    exchanged = max(tiles.rows * _ROW_BYTES, tiles.stages * _location_bytes(spec, tiles.keys))
     layout.then("shared", _SCHEDULER_BYTES + exchanged, "what the threads exchange")
     layout.over("merge", tiles.rows * dim_v * _RESULT_BYTES, "O of each warp, once the loop is over")
     return layout.map()
@@ -98,11 +97,11 @@ def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
             keys = warps * slice_keys
             stage = keys * _key_bytes(spec)
             each = stage + _scale_bytes(spec, keys)
-            # Places, and later totals of rows, lie at the same place.
+            # Locations of keys during the loop and totals of rows after it share memory.
             stages = min(
                 _MAX_STAGES,
                 (room - ROWS * warps * _ROW_BYTES) // each,
-                room // (each + _place_bytes(spec, keys)),
+                room // (each + _location_bytes(spec, keys)),
             )
             under_way = (stages - 1) * stage
             if stages == _MAX_STAGES or (stages >= 2 and under_way >= _UNDER_WAY):
@@ -112,8 +111,8 @@ def _fitting(spec: AttentionSpec, arch: Arch) -> Iterator[DecodeTiles]:
 
 def _slices(spec: AttentionSpec) -> tuple[int, ...]:
     """Keys of a slice, the best first."""
-    is_short = spec.cache_dtype is not None and _KEYS * _key_bytes(spec) < _FEW_BYTES
-    return (_MANY_KEYS, _KEYS) if is_short else (_KEYS,)
+    has_few_bytes = spec.cache_dtype is not None and _KEYS * _key_bytes(spec) < _FEW_BYTES
+    return (_MANY_KEYS, _KEYS) if has_few_bytes else (_KEYS,)
 
 
 def _key_bytes(spec: AttentionSpec) -> int:
@@ -150,9 +149,9 @@ def _scale_bytes(spec: AttentionSpec, keys: int) -> int:
     return keys * 2 * _RESULT_BYTES if spec.page_scales else 0
 
 
-def _place_bytes(spec: AttentionSpec, keys: int) -> int:
-    """Bytes of a stage for the places of keys in pages."""
-    return keys * _PLACE_BYTES if spec.cache == "paged" else 0
+def _location_bytes(spec: AttentionSpec, keys: int) -> int:
+    """Bytes of a stage that say where keys lie in pages."""
+    return keys * _LOCATION_BYTES if spec.cache == "paged" else 0
 
 
 def padded_dims(spec: AttentionSpec) -> tuple[int, int]:

@@ -131,7 +131,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             name
             for name, on in (
                 ("block_sparse", is_block_sparse(spec)),
-                ("overlaps_steps", eight_bits_overlap(spec)),
+                ("overlaps_steps", eight_bits_overlap(spec, row.consumers)),
                 # A mask that loads an element for each pair needs its address: groups of pairs take fewer registers.
                 ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or lacks_registers)),
             )

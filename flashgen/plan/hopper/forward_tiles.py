@@ -87,7 +87,7 @@ def row_of(spec: AttentionSpec) -> Row:
     """The row for a spec, adapted to the registers that its mask and its score take, and to its scales."""
     row = _row_by_registers(spec)
     is_bounded = not spec.mask.is_full or spec.varlen or spec.score is not None
-    if eight_bits_overlap(spec) and is_bounded and row.tile_kv_bounded is not None:
+    if eight_bits_overlap(spec, row.consumers) and is_bounded and row.tile_kv_bounded is not None:
         row = replace(row, tile_kv=min(row.tile_kv, row.tile_kv_bounded))
     while spec.element.is_eight_bit and row.tile_kv > STEP_BYTES and not _fits_registers(spec, row):
         row = replace(row, tile_kv=row.tile_kv - STEP_BYTES)
@@ -206,7 +206,7 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
 
 def _fits_registers(spec: AttentionSpec, row: Row) -> bool:
     others = _OTHER_REGISTERS_EIGHT_BITS if spec.element.is_eight_bit else _OTHER_REGISTERS
-    if spec.cache_dtype and eight_bits_overlap(spec):
+    if spec.cache_dtype and eight_bits_overlap(spec, row.consumers):
         others = _OTHER_REGISTERS_CACHED
     return _accumulators(spec, row) + others <= row.register_split()[1]
 
@@ -216,13 +216,13 @@ def value_parts(spec: AttentionSpec) -> int:
     return 2 if spec.element.is_eight_bit and spec.head_dim_v > _PARTED_VALUES else 1
 
 
-def eight_bits_overlap(spec: AttentionSpec) -> bool:
+def eight_bits_overlap(spec: AttentionSpec, consumers: int) -> bool:
     """Whether S of the next step has registers beside an 8-bit product and O.
 
     Scores, and masks other than a band, take them, unless heads are narrow. Without a mask, three consumers overlap
     each other's steps instead.
     """
-    if spec.mask.is_full and _has_three_eight_bit_consumers(spec):
+    if spec.mask.is_full and consumers > 2:
         return False
     narrow, wide = spec.head_dim_v <= _NARROW_VALUES, value_parts(spec) > 1
     takes_registers = wide or (not narrow and (is_block_sparse(spec) or changes_scores(spec)))
@@ -234,7 +234,7 @@ def _accumulators(spec: AttentionSpec, row: Row) -> int:
     scores, probabilities, out = row.tile_kv // 2, row.tile_kv * spec.element.bytes // 8, spec.head_dim_v // 2
     if not spec.element.is_eight_bit:
         return scores + probabilities + out
-    if eight_bits_overlap(spec):
+    if eight_bits_overlap(spec, row.consumers):
         return probabilities + out + scores + out
     # S and the product share registers (eight_bit_values.cuh).
     return probabilities + out + max(scores, out // value_parts(spec))

@@ -45,7 +45,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -1,7 +1,7 @@
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch_scales(slot, places, thread)   starts copies of the scales of a slice of keys
+//     fetch_scales(slot, keys, thread)     starts copies of the scales of a slice of keys
 //     slice_scales(slot, thread)           the scales of a slice's keys:
 //       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
 //       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V
@@ -39,7 +39,7 @@ struct SameElement {
   FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) {
     return {};
   }
-  FLASHGEN_DEVICE void fetch_scales(i32, const AskedPlaces&, Thread) const {}
+  FLASHGEN_DEVICE void fetch_scales(i32, const RequestedLocations&, Thread) const {}
   FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {}; }
   template <class Output>
   FLASHGEN_DEVICE void scale_and_reorder(Output&) const {}

@@ -80,7 +80,7 @@ struct HeadScales {
     return {p.k_scale == nullptr ? 1.0f : p.k_scale[k_place],
             p.v_scale == nullptr ? 1.0f : p.v_scale[v_place]};
   }
-  FLASHGEN_DEVICE void fetch_scales(i32, const AskedPlaces&, Thread) const {}
+  FLASHGEN_DEVICE void fetch_scales(i32, const RequestedLocations&, Thread) const {}
   FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {k}; }
   FLASHGEN_DEVICE float output_scale() const { return v; }
 };
@@ -125,11 +125,11 @@ struct PageScales {
     return {p.k_scale + item.head_kv * p.k_scale_head, p.v_scale + item.head_kv * p.v_scale_head,
             p.k_scale_page, p.v_scale_page, reinterpret_cast<float*>(base + offset)};
   }
-  // Those of the keys, then those of the values.
-  FLASHGEN_DEVICE void fetch_scales(i32 slot, const AskedPlaces& asked, Thread thread) const {
+  // Copies the scales of the slice's keys, then those of its values.
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, const RequestedLocations& requested, Thread thread) const {
 #pragma unroll
     for (i32 first = 0; first < 2 * slice_keys; first += kWarpSize) {
-      const i32 i = first + thread.lane, page = asked.places[i % slice_keys].page;
+      const i32 i = first + thread.lane, page = requested.locations[i % slice_keys].page;
       const bool exists = page >= 0;
       const i64 place = exists ? page : 0;
       const float* const from = i < slice_keys ? k + place * k_row : v + place * v_row;
@@ -173,8 +173,8 @@ struct EightBitElement {
   FLASHGEN_DEVICE static EightBitElement of(const Params& p, const DecodeItem& item, u8* base) {
     return {Scales::of(p, item, base)};
   }
-  FLASHGEN_DEVICE void fetch_scales(i32 slot, const AskedPlaces& asked, Thread thread) const {
-    scales.fetch_scales(slot, asked, thread);
+  FLASHGEN_DEVICE void fetch_scales(i32 slot, const RequestedLocations& requested, Thread thread) const {
+    scales.fetch_scales(slot, requested, thread);
   }
   FLASHGEN_DEVICE typename Scales::SliceScales slice_scales(i32 slot, Thread thread) const {
     return scales.slice_scales(slot, thread);

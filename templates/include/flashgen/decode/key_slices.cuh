@@ -7,14 +7,14 @@ namespace flashgen {
 
 // Where a key of a slice lies.
 template <bool paged>
-struct alignas(8) SlicePlaces {
-  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+struct alignas(8) KeyLocation {
+  // The page (without pages: 0), and the key's row in it. A negative page stands for a key that does not
   // exist: it is never read, nor is its entry of the page table.
   i32 page;
   i32 row;
 
   template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
+  FLASHGEN_DEVICE static KeyLocation of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
     const i32 place = cached.first_key + key;
     if (!keys.has(key)) return {-1, 0};
     if constexpr (paged) {
@@ -32,8 +32,8 @@ struct alignas(8) SlicePlaces {
     const u32 own_page = static_cast<u32>(larger(page, 0)), own_row = static_cast<u32>(row);
     return paged ? own_page * page_stride + own_row * row_stride : own_row * row_stride;
   }
-  // The place that another lane knows.
-  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+  // The location that another lane knows.
+  FLASHGEN_DEVICE KeyLocation of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
 };
 
 // The pages of a sequence. What the loop over keys needs of them is in registers, and a multiplication takes
@@ -56,7 +56,7 @@ struct SequencePages {
   }
 
   // Which page of the sequence a key lies in, and which row there.
-  FLASHGEN_DEVICE SlicePlaces<true> place_of(i32 key) const {
+  FLASHGEN_DEVICE KeyLocation<true> index_of(i32 key) const {
     const u32 place = static_cast<u32>(first_key + key);
     // The page, or the one before it: the inverse is rounded down.
     const u32 page = static_cast<u32>(static_cast<u64>(place) * inverse >> 32),
@@ -67,30 +67,30 @@ struct SequencePages {
 };
 
 // Where the keys of a later slice lie, in shared memory. Page numbers arrive by asynchronous copies, as keys
-// do. A load would stop the warp: the assembler waits for all loads before a loop of unknown length, as that
-// over slices is.
-struct AskedPlaces {
-  SlicePlaces<true>* places;
+// do. A plain load would stall the warp: ptxas waits for outstanding loads before a loop whose trip count it
+// does not know, such as the loop over slices.
+struct RequestedLocations {
+  KeyLocation<true>* locations;
 
   // Starts the copies of page numbers, one for each key. `keys`: those that exist.
   template <i32 slice_keys>
-  FLASHGEN_DEVICE void ask(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
-    static_assert(slice_keys <= kWarpSize, "a lane asks for one place");
+  FLASHGEN_DEVICE void request(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
+    static_assert(slice_keys <= kWarpSize, "a lane requests one location");
     const i32 key = first_key + thread.lane;
     if (thread.lane >= slice_keys) return;
-    SlicePlaces<true>& place = places[thread.lane];
+    KeyLocation<true>& location = locations[thread.lane];
     if (!keys.has(key)) {
-      place = {-1, 0};
+      location = {-1, 0};
       return;
     }
-    const SlicePlaces<true> found = pages.place_of(key);
-    place.row = found.row;
-    cp_async_4(shared_address(&place.page), pages.table + found.page, static_cast<u32>(sizeof(i32)));
+    const KeyLocation<true> index = pages.index_of(key);
+    location.row = index.row;
+    cp_async_4(shared_address(&location.page), pages.table + index.page, static_cast<u32>(sizeof(i32)));
   }
 };
 
 // Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
-// sectors of memory, and eight a line. So a lane needs few addresses, however wide the heads are.
+// sectors of memory, and eight a line. Sharing rows also leaves each lane few addresses.
 template <i32 slice_rows, i32 lanes = 4>
 struct LaneShare {
   static constexpr i32 lanes_of_row = larger(lanes, kWarpSize / slice_rows);
@@ -100,37 +100,39 @@ struct LaneShare {
   static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
 };
 
-// The places of the lane's rows.
+// Where the lane's rows lie.
 template <bool paged, class Share>
-struct LanePlaces {
-  SlicePlaces<paged> rows[Share::rows];
+struct LaneLocations {
+  KeyLocation<paged> rows[Share::rows];
 
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+  // Each lane knows the location of one key of the slice.
+  FLASHGEN_DEVICE static LaneLocations of(const KeyLocation<paged>& own, Thread thread) {
     const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = own.of_lane(row + h * Share::row_step);
     return found;
   }
   // Without pages. `keys`: those that exist.
-  FLASHGEN_DEVICE static LanePlaces of(const CachedSequence& cached, Range keys, i32 first_key,
-                                       Thread thread) {
+  FLASHGEN_DEVICE static LaneLocations of(const CachedSequence& cached, Range keys, i32 first_key,
+                                          Thread thread) {
+    static_assert(!paged, "pages have locations of their own");
     const i32 first = first_key + thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) {
       const i32 key = first + h * Share::row_step;
       found.rows[h] =
-          keys.has(key) ? SlicePlaces<paged>{0, cached.first_key + key} : SlicePlaces<paged>{-1, 0};
+          keys.has(key) ? KeyLocation<paged>{0, cached.first_key + key} : KeyLocation<paged>{-1, 0};
     }
     return found;
   }
-  // Of places that were asked for, and have arrived.
-  FLASHGEN_DEVICE static LanePlaces of(const AskedPlaces& asked, Thread thread) {
+  // Of locations whose page numbers have arrived.
+  FLASHGEN_DEVICE static LaneLocations of(const RequestedLocations& requested, Thread thread) {
     const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = asked.places[row + h * Share::row_step];
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = requested.locations[row + h * Share::row_step];
     return found;
   }
 };
@@ -155,12 +157,12 @@ struct SliceCopies {
   // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
   template <bool paged>
   FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, Share>& places) const {
+                             const LaneLocations<paged, Share>& locations) const {
     constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
     const u32 start = shared_address(tile.data);
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) {
-      const SlicePlaces<paged>& row = places.rows[h];
+      const KeyLocation<paged>& row = locations.rows[h];
       const T* const from = data + row.offset(page_stride, row_stride);
       const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
       // Rows that lie less than eight apart are swizzled in different ways.

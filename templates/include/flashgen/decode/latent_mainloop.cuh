@@ -32,7 +32,7 @@ struct LatentMainloop {
   static constexpr i32 own_keys = cfg.tile_kv * row_blocks / cfg.warps;
   static constexpr i32 copied_keys = cfg.slice_keys();
   static constexpr i32 own_columns = cfg.head_dim_v / cfg.warps;
-  static_assert(copied_keys <= kWarpSize, "a lane knows the place of one key");
+  static_assert(copied_keys <= kWarpSize, "a lane knows the location of one key");
   static_assert(cfg.warps % row_blocks == 0 && own_keys % 8 == 0 && cfg.tile_kv % cfg.warps == 0,
                 "the warps share a tile of scores");
   static_assert(own_columns % 16 == 0 && cfg.head_dim % 16 == 0, "each warp has pairs of blocks of columns");
@@ -157,11 +157,11 @@ struct LatentMainloop {
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
     Walk<Mask::has_holes> ahead(tiles);
-    SlicePlaces<paged> places;
+    KeyLocation<paged> location;
     const auto find_next = [&](Thread thread) {
       ahead.advance(thread, visited);
       if (!ahead.over())
-        places = SlicePlaces<paged>::of(
+        location = KeyLocation<paged>::of(
             p, item.cached, existing,
             ahead.tile * cfg.tile_kv + thread.warp * copied_keys + thread.lane % copied_keys);
     };
@@ -169,7 +169,7 @@ struct LatentMainloop {
     const auto fetch_next = [&](i32 stage, Thread thread) {
       const i32 tile = ahead.tile;
       if (!ahead.over()) {
-        const auto own = LanePlaces<paged, Share>::of(places, thread);
+        const auto own = LaneLocations<paged, Share>::of(location, thread);
         // Made here, because O leaves no registers for what they hold.
         const i64 row = paged ? 0 : item.cached.row;
         const i32 first = thread.warp * copied_keys;

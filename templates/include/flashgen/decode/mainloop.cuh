@@ -9,7 +9,7 @@
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
-// Page numbers are copied as keys are, and as many steps before them.
+// Page numbers come by the same way: their copies start `lead` steps before those of their keys.
 //
 // At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
 // share an item write their parts to a workspace, and the last of them to finish merges these.
@@ -37,7 +37,7 @@ struct DecodeMainloop {
   static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == slice_keys * cfg.warps,
                 "each warp has 16 rows and a slice of a tile");
   static constexpr i32 score_blocks = slice_keys / 8;
-  // Of P V.
+  // Steps of 16 keys in P V.
   static constexpr i32 value_steps = slice_keys / 16;
 
   using Operand = typename CacheElement::Operand;
@@ -46,7 +46,8 @@ struct DecodeMainloop {
   using Keys = typename CacheElement::Keys;
   using Values = typename CacheElement::Values;
   using Queries = typename CacheElement::Queries;
-  // A slice is copied in parts of 16 keys. Where rows have as many bytes, lanes copy whole lines of 128.
+  // A warp copies its slice 16 keys at a time, so that registers hold the addresses. Where rows have 128
+  // bytes or more, eight lanes copy a line of them.
   static constexpr i32 copied_keys = 16;
   using Share = LaneShare<copied_keys, smaller(KSlice::chunks, VSlice::chunks) < 8 ? 4 : 8>;
   using Scores = Accumulator<1, score_blocks>;
@@ -57,9 +58,9 @@ struct DecodeMainloop {
 
   // ---- Shared memory
 
-  // Places until the loop over keys is over, then totals.
+  // Locations until the loop over keys is over, then totals.
   union Exchanged {
-    SlicePlaces<true> places[paged ? cfg.stages * cfg.warps : 1][slice_keys];
+    KeyLocation<true> locations[paged ? cfg.stages * cfg.warps : 1][slice_keys];
     RowTotals<cfg> totals;
   };
   struct Shared {
@@ -82,8 +83,8 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
     return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
   }
-  FLASHGEN_DEVICE AskedPlaces asked_places(i32 stage, i32 slice) const {
-    return {shared().exchanged.places[stage * cfg.warps + slice]};
+  FLASHGEN_DEVICE RequestedLocations requested_locations(i32 stage, i32 slice) const {
+    return {paged ? shared().exchanged.locations[stage * cfg.warps + slice] : nullptr};
   }
 
   // ---- How the warps share a tile
@@ -97,7 +98,7 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // How many steps before the copies of keys those of their page numbers start.
+  // The copies of page numbers start so many steps before the copies of their keys.
   static constexpr i32 lead = paged ? cfg.stages - 1 : 0;
 
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
@@ -125,16 +126,16 @@ struct DecodeMainloop {
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> asked(tiles), ahead(tiles);
+    Walk<Mask::has_holes> requests(tiles), ahead(tiles);
     const auto pages = SequencePages::of<paged>(p, item.cached);
-    // Asks for the places of the keys of a tile.
-    const auto ask_next = [&](i32 stage, Thread thread) {
+    // Requests the locations of the keys of a tile.
+    const auto request_next = [&](i32 stage, Thread thread) {
       if constexpr (paged) {
-        asked.advance(thread, visited);
-        if (!asked.over())
-          asked_places(stage, thread.warp)
-              .template ask<slice_keys>(pages, existing, asked.tile * cfg.tile_kv + thread.warp * slice_keys,
-                                        thread);
+        requests.advance(thread, visited);
+        if (!requests.over())
+          requested_locations(stage, thread.warp)
+              .template request<slice_keys>(pages, existing,
+                                            requests.tile * cfg.tile_kv + thread.warp * slice_keys, thread);
       }
     };
     // Starts the copies of the next tile, and returns its number.
@@ -142,20 +143,19 @@ struct DecodeMainloop {
       ahead.advance(thread, visited);
       if (!ahead.over()) {
         const i32 first_key = ahead.tile * cfg.tile_kv + thread.warp * slice_keys;
-        const AskedPlaces asked = asked_places(stage, thread.warp);
-        // A part has few addresses, which registers hold.
+        const RequestedLocations requested = requested_locations(stage, thread.warp);
 #pragma unroll
         for (i32 first = 0; first < slice_keys; first += copied_keys) {
-          LanePlaces<paged, Share> places;
+          LaneLocations<paged, Share> own;
           if constexpr (paged) {
-            places = LanePlaces<paged, Share>::of(AskedPlaces{asked.places + first}, thread);
+            own = LaneLocations<paged, Share>::of(RequestedLocations{requested.locations + first}, thread);
           } else {
-            places = LanePlaces<paged, Share>::of(item.cached, existing, first_key + first, thread);
+            own = LaneLocations<paged, Share>::of(item.cached, existing, first_key + first, thread);
           }
-          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, places);
-          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, places);
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
         }
-        cache.fetch_scales(stage * cfg.warps + thread.warp, asked, thread);
+        cache.fetch_scales(stage * cfg.warps + thread.warp, requested, thread);
       }
       return ahead.tile;
     };
@@ -181,7 +181,7 @@ struct DecodeMainloop {
         for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
         in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
       }
-      ask_next(stage_before(filled_stage), here);
+      request_next(stage_before(filled_stage), here);
       cp_async_commit();
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;
