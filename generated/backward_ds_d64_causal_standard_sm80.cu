@@ -10,13 +10,13 @@
 // contents  24  Instructions, one per function: types, device, copy, math, matrix.
 //          169  Element types.
 //          229  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          293  Operands of warp-level matrix products.
-//          380  Warp-level matrix products.
-//          451  Banded masks.
-//          473  Streaming tiles between global and shared memory.
-//          521  What the backward kernels are made of.
-//          545  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          755  The kernel: its configuration, parameters and text.
+//          294  Operands of warp-level matrix products.
+//          381  Warp-level matrix products.
+//          452  Banded masks.
+//          474  Streaming tiles between global and shared memory.
+//          522  What the backward kernels are made of.
+//          546  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          756  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -265,7 +265,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -10,12 +10,12 @@
 // contents  23  Instructions, one per function: types, device, copy, math, matrix.
 //          168  Element types.
 //          226  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          293  Operands of warp-level matrix products.
-//          380  Warp-level matrix products.
-//          451  Streaming tiles between global and shared memory.
-//          563  What the backward kernels are made of.
-//          587  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          776  The kernel: its configuration, parameters and text.
+//          294  Operands of warp-level matrix products.
+//          381  Warp-level matrix products.
+//          452  Streaming tiles between global and shared memory.
+//          564  What the backward kernels are made of.
+//          588  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          777  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -265,7 +265,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -13,15 +13,15 @@
 //           196  Element types.
 //           264  Finding NaN and infinity.
 //           281  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           348  Operands of warp-level matrix products.
-//           435  Warp-level matrix products.
-//           506  Banded masks.
-//           578  Walking over the tiles that a mask does not rule out.
-//           613  Streaming tiles between global and shared memory.
-//           758  Keeping NaN and infinity where they belong.
-//           778  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           852  What the backward kernels are made of.
-//          1016  The kernel: its configuration, parameters and text.
+//           349  Operands of warp-level matrix products.
+//           436  Warp-level matrix products.
+//           507  Banded masks.
+//           579  Walking over the tiles that a mask does not rule out.
+//           614  Streaming tiles between global and shared memory.
+//           759  Keeping NaN and infinity where they belong.
+//           779  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           853  What the backward kernels are made of.
+//          1017  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -320,7 +320,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

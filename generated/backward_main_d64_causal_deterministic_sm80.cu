@@ -12,14 +12,14 @@
 // contents   27  Instructions, one per function: types, device, copy, math, matrix.
 //           175  Element types.
 //           236  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           303  Operands of warp-level matrix products.
-//           390  Warp-level matrix products.
-//           461  Banded masks.
-//           533  Walking over the tiles that a mask does not rule out.
-//           568  Streaming tiles between global and shared memory.
-//           713  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           787  What the backward kernels are made of.
-//           907  The kernel: its configuration, parameters and text.
+//           304  Operands of warp-level matrix products.
+//           391  Warp-level matrix products.
+//           462  Banded masks.
+//           534  Walking over the tiles that a mask does not rule out.
+//           569  Streaming tiles between global and shared memory.
+//           714  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           788  What the backward kernels are made of.
+//           908  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -275,7 +275,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -13,17 +13,17 @@
 //           198  Element types.
 //           266  Finding NaN and infinity.
 //           283  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           350  Operands of warp-level matrix products.
-//           437  Warp-level matrix products.
-//           508  Banded masks.
-//           581  Walking over the tiles that a mask does not rule out.
-//           616  Streaming tiles between global and shared memory.
-//           761  Keeping NaN and infinity where they belong.
-//           781  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           855  What the backward kernels are made of.
-//          1017  Philox 4x32-10.
-//          1048  Dropout.
-//          1173  The kernel: its configuration, parameters and text.
+//           351  Operands of warp-level matrix products.
+//           438  Warp-level matrix products.
+//           509  Banded masks.
+//           582  Walking over the tiles that a mask does not rule out.
+//           617  Streaming tiles between global and shared memory.
+//           762  Keeping NaN and infinity where they belong.
+//           782  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           856  What the backward kernels are made of.
+//          1018  Philox 4x32-10.
+//          1049  Dropout.
+//          1174  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -322,7 +322,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -13,13 +13,13 @@
 //           194  Element types.
 //           262  Finding NaN and infinity.
 //           279  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           345  Operands of warp-level matrix products.
-//           432  Warp-level matrix products.
-//           503  Banded masks.
-//           565  Streaming tiles between global and shared memory.
-//           710  Keeping NaN and infinity where they belong.
-//           730  What the backward kernels are made of.
-//           894  The kernel: its configuration, parameters and text.
+//           346  Operands of warp-level matrix products.
+//           433  Warp-level matrix products.
+//           504  Banded masks.
+//           566  Streaming tiles between global and shared memory.
+//           711  Keeping NaN and infinity where they belong.
+//           731  What the backward kernels are made of.
+//           895  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -317,7 +317,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

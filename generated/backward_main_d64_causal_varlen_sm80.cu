@@ -13,16 +13,16 @@
 //           197  Element types.
 //           265  Finding NaN and infinity.
 //           282  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           349  Operands of warp-level matrix products.
-//           436  Warp-level matrix products.
-//           507  Banded masks.
-//           579  Walking over the tiles that a mask does not rule out.
-//           614  Streaming tiles between global and shared memory.
-//           759  Keeping NaN and infinity where they belong.
-//           779  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
-//           853  What the backward kernels are made of.
-//          1015  Sequences of different lengths, packed.
-//          1055  The kernel: its configuration, parameters and text.
+//           350  Operands of warp-level matrix products.
+//           437  Warp-level matrix products.
+//           508  Banded masks.
+//           580  Walking over the tiles that a mask does not rule out.
+//           615  Streaming tiles between global and shared memory.
+//           760  Keeping NaN and infinity where they belong.
+//           780  The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
+//           854  What the backward kernels are made of.
+//          1016  Sequences of different lengths, packed.
+//          1056  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -321,7 +321,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -12,14 +12,14 @@
 //           178  Element types.
 //           239  Finding NaN and infinity.
 //           256  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           322  Operands of warp-level matrix products.
-//           418  Warp-level matrix products.
-//           489  Banded masks.
-//           560  Walking over the tiles that a mask does not rule out.
-//           595  Streaming tiles between global and shared memory.
-//           746  Keeping NaN and infinity where they belong.
-//           817  What the backward kernels are made of.
-//           932  The kernel: its configuration, parameters and text.
+//           323  Operands of warp-level matrix products.
+//           419  Warp-level matrix products.
+//           490  Banded masks.
+//           561  Walking over the tiles that a mask does not rule out.
+//           596  Streaming tiles between global and shared memory.
+//           747  Keeping NaN and infinity where they belong.
+//           818  What the backward kernels are made of.
+//           933  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -294,7 +294,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -14,34 +14,34 @@
 // contents   49  Instructions, one per function: types, device, copy, math, matrix.
 //           215  Element types.
 //           265  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           328  Operands of warp-level matrix products.
-//           435  Warp-level matrix products.
-//           511  Banded masks.
-//           568  Streaming tiles between global and shared memory.
-//           584  Keys and values in a cache.
-//           640  Instructions, one per function: grid.
-//           663  What a softmax takes exponentials of.
-//           692  What an online softmax keeps of each row from one tile of keys to the next.
-//           705  The online softmax.
-//           849  The sizes of a decode kernel.
-//           889  The rows of a tile.
-//          1050  Bringing keys and values to shared memory.
-//          1226  The type of the cache's elements.
-//          1267  Finding NaN and infinity.
-//          1284  Walking over the tiles that a mask does not rule out.
-//          1319  Keeping NaN and infinity where they belong.
-//          1335  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1401  Thread blocks that go over the same keys at the same time, each for different rows.
-//          1436  Results of a part of the keys.
-//          1511  What happens to products Q K^T before the softmax.
-//          1528  The results of rows.
-//          1672  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1711  From the results of warps, each with keys of its own, to those of a thread block.
-//          1834  Which tiles of keys a thread block works on.
-//          2038  What a thread block computes of an item.
-//          2102  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2145  Attention of few new tokens to a cache.
-//          2390  The kernel: its configuration, parameters and text.
+//           329  Operands of warp-level matrix products.
+//           436  Warp-level matrix products.
+//           512  Banded masks.
+//           569  Streaming tiles between global and shared memory.
+//           585  Keys and values in a cache.
+//           641  Instructions, one per function: grid.
+//           664  What a softmax takes exponentials of.
+//           693  What an online softmax keeps of each row from one tile of keys to the next.
+//           706  The online softmax.
+//           850  The sizes of a decode kernel.
+//           890  The rows of a tile.
+//          1051  Bringing keys and values to shared memory.
+//          1229  The type of the cache's elements.
+//          1270  Finding NaN and infinity.
+//          1287  Walking over the tiles that a mask does not rule out.
+//          1322  Keeping NaN and infinity where they belong.
+//          1338  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1404  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1439  Results of a part of the keys.
+//          1514  What happens to products Q K^T before the softmax.
+//          1531  The results of rows.
+//          1675  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1714  From the results of warps, each with keys of its own, to those of a thread block.
+//          1837  Which tiles of keys a thread block works on.
+//          2041  What a thread block computes of an item.
+//          2105  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2148  Attention of few new tokens to a cache.
+//          2393  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -300,7 +300,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;
@@ -1053,14 +1054,14 @@ struct WarpQueries<cfg, T, false> {
 
 // Where a key of a slice lies.
 template <bool paged>
-struct alignas(8) SlicePlaces {
-  // The page (without pages: 0), and the key's place in it. A negative page stands for a key that does not
+struct alignas(8) KeyLocation {
+  // The page (without pages: 0), and the key's row in it. A negative page stands for a key that does not
   // exist: it is never read, nor is its entry of the page table.
   i32 page;
   i32 row;
 
   template <class Params>
-  FLASHGEN_DEVICE static SlicePlaces of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
+  FLASHGEN_DEVICE static KeyLocation of(const Params& p, const CachedSequence& cached, Range keys, i32 key) {
     const i32 place = cached.first_key + key;
     if (!keys.has(key)) return {-1, 0};
     if constexpr (paged) {
@@ -1078,8 +1079,8 @@ struct alignas(8) SlicePlaces {
     const u32 own_page = static_cast<u32>(larger(page, 0)), own_row = static_cast<u32>(row);
     return paged ? own_page * page_stride + own_row * row_stride : own_row * row_stride;
   }
-  // The place that another lane knows.
-  FLASHGEN_DEVICE SlicePlaces of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+  // The location that another lane knows.
+  FLASHGEN_DEVICE KeyLocation of_lane(i32 lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
 };
 
 // The pages of a sequence. What the loop over keys needs of them is in registers, and a multiplication takes
@@ -1102,7 +1103,7 @@ struct SequencePages {
   }
 
   // Which page of the sequence a key lies in, and which row there.
-  FLASHGEN_DEVICE SlicePlaces<true> place_of(i32 key) const {
+  FLASHGEN_DEVICE KeyLocation<true> index_of(i32 key) const {
     const u32 place = static_cast<u32>(first_key + key);
     // The page, or the one before it: the inverse is rounded down.
     const u32 page = static_cast<u32>(static_cast<u64>(place) * inverse >> 32),
@@ -1113,30 +1114,30 @@ struct SequencePages {
 };
 
 // Where the keys of a later slice lie, in shared memory. Page numbers arrive by asynchronous copies, as keys
-// do. A load would stop the warp: the assembler waits for all loads before a loop of unknown length, as that
-// over slices is.
-struct AskedPlaces {
-  SlicePlaces<true>* places;
+// do. A plain load would stall the warp: ptxas waits for outstanding loads before a loop whose trip count it
+// does not know, such as the loop over slices.
+struct RequestedLocations {
+  KeyLocation<true>* locations;
 
   // Starts the copies of page numbers, one for each key. `keys`: those that exist.
   template <i32 slice_keys>
-  FLASHGEN_DEVICE void ask(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
-    static_assert(slice_keys <= kWarpSize, "a lane asks for one place");
+  FLASHGEN_DEVICE void request(const SequencePages& pages, Range keys, i32 first_key, Thread thread) const {
+    static_assert(slice_keys <= kWarpSize, "a lane requests one location");
     const i32 key = first_key + thread.lane;
     if (thread.lane >= slice_keys) return;
-    SlicePlaces<true>& place = places[thread.lane];
+    KeyLocation<true>& location = locations[thread.lane];
     if (!keys.has(key)) {
-      place = {-1, 0};
+      location = {-1, 0};
       return;
     }
-    const SlicePlaces<true> found = pages.place_of(key);
-    place.row = found.row;
-    cp_async_4(shared_address(&place.page), pages.table + found.page, static_cast<u32>(sizeof(i32)));
+    const KeyLocation<true> index = pages.index_of(key);
+    location.row = index.row;
+    cp_async_4(shared_address(&location.page), pages.table + index.page, static_cast<u32>(sizeof(i32)));
   }
 };
 
 // Which rows of a slice a lane copies. Lanes that share a row copy neighboring chunks of it: four make whole
-// sectors of memory, and eight a line. So a lane needs few addresses, however wide the heads are.
+// sectors of memory, and eight a line. Sharing rows also leaves each lane few addresses.
 template <i32 slice_rows, i32 lanes = 4>
 struct LaneShare {
   static constexpr i32 lanes_of_row = larger(lanes, kWarpSize / slice_rows);
@@ -1146,37 +1147,39 @@ struct LaneShare {
   static_assert(rows * row_step == slice_rows, "all lanes copy as many rows");
 };
 
-// The places of the lane's rows.
+// Where the lane's rows lie.
 template <bool paged, class Share>
-struct LanePlaces {
-  SlicePlaces<paged> rows[Share::rows];
+struct LaneLocations {
+  KeyLocation<paged> rows[Share::rows];
 
-  FLASHGEN_DEVICE static LanePlaces of(const SlicePlaces<paged>& places, Thread thread) {
+  // Each lane knows the location of one key of the slice.
+  FLASHGEN_DEVICE static LaneLocations of(const KeyLocation<paged>& own, Thread thread) {
     const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = places.of_lane(row + h * Share::row_step);
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = own.of_lane(row + h * Share::row_step);
     return found;
   }
   // Without pages. `keys`: those that exist.
-  FLASHGEN_DEVICE static LanePlaces of(const CachedSequence& cached, Range keys, i32 first_key,
-                                       Thread thread) {
+  FLASHGEN_DEVICE static LaneLocations of(const CachedSequence& cached, Range keys, i32 first_key,
+                                          Thread thread) {
+    static_assert(!paged, "pages have locations of their own");
     const i32 first = first_key + thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) {
       const i32 key = first + h * Share::row_step;
       found.rows[h] =
-          keys.has(key) ? SlicePlaces<paged>{0, cached.first_key + key} : SlicePlaces<paged>{-1, 0};
+          keys.has(key) ? KeyLocation<paged>{0, cached.first_key + key} : KeyLocation<paged>{-1, 0};
     }
     return found;
   }
-  // Of places that were asked for, and have arrived.
-  FLASHGEN_DEVICE static LanePlaces of(const AskedPlaces& asked, Thread thread) {
+  // Of locations whose page numbers have arrived.
+  FLASHGEN_DEVICE static LaneLocations of(const RequestedLocations& requested, Thread thread) {
     const i32 row = thread.lane / Share::lanes_of_row;
-    LanePlaces found;
+    LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = asked.places[row + h * Share::row_step];
+    for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = requested.locations[row + h * Share::row_step];
     return found;
   }
 };
@@ -1201,12 +1204,12 @@ struct SliceCopies {
   // Starts the copies of a slice. Keys and columns that do not exist arrive as zeros.
   template <bool paged>
   FLASHGEN_DEVICE void start(Tile tile, i64 page_stride, i64 row_stride,
-                             const LanePlaces<paged, Share>& places) const {
+                             const LaneLocations<paged, Share>& locations) const {
     constexpr i32 step = Share::lanes_of_row * Tile::chunk_elements;
     const u32 start = shared_address(tile.data);
 #pragma unroll
     for (i32 h = 0; h < Share::rows; ++h) {
-      const SlicePlaces<paged>& row = places.rows[h];
+      const KeyLocation<paged>& row = locations.rows[h];
       const T* const from = data + row.offset(page_stride, row_stride);
       const i32 columns = row.exists() ? head_dim - chunk * Tile::chunk_elements : 0;
       // Rows that lie less than eight apart are swizzled in different ways.
@@ -1227,7 +1230,7 @@ struct SliceCopies {
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch_scales(slot, places, thread)   starts copies of the scales of a slice of keys
+//     fetch_scales(slot, keys, thread)     starts copies of the scales of a slice of keys
 //     slice_scales(slot, thread)           the scales of a slice's keys:
 //       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
 //       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V
@@ -1257,7 +1260,7 @@ struct SameElement {
 
   template <class Params>
   FLASHGEN_DEVICE static SameElement of(const Params&, const DecodeItem&, u8*) { return {}; }
-  FLASHGEN_DEVICE void fetch_scales(i32, const AskedPlaces&, Thread) const {}
+  FLASHGEN_DEVICE void fetch_scales(i32, const RequestedLocations&, Thread) const {}
   FLASHGEN_DEVICE SliceScales slice_scales(i32, Thread) const { return {}; }
   template <class Output>
   FLASHGEN_DEVICE void scale_and_reorder(Output&) const {}
@@ -2154,7 +2157,7 @@ struct VisitedTiles {
 //
 //     wait for the slice     copies of a later slice start     S = Q K^T, softmax, O += P V
 //
-// Page numbers are copied as keys are, and as many steps before them.
+// Page numbers come by the same way: their copies start `lead` steps before those of their keys.
 //
 // At the end of an item the thread block merges its warps' results through shared memory. Thread blocks that
 // share an item write their parts to a workspace, and the last of them to finish merges these.
@@ -2170,7 +2173,7 @@ struct DecodeMainloop {
   static_assert(cfg.tile_q == kRowBlock * cfg.warps && cfg.tile_kv == slice_keys * cfg.warps,
                 "each warp has 16 rows and a slice of a tile");
   static constexpr i32 score_blocks = slice_keys / 8;
-  // Of P V.
+  // Steps of 16 keys in P V.
   static constexpr i32 value_steps = slice_keys / 16;
 
   using Operand = typename CacheElement::Operand;
@@ -2179,7 +2182,8 @@ struct DecodeMainloop {
   using Keys = typename CacheElement::Keys;
   using Values = typename CacheElement::Values;
   using Queries = typename CacheElement::Queries;
-  // A slice is copied in parts of 16 keys. Where rows have as many bytes, lanes copy whole lines of 128.
+  // A warp copies its slice 16 keys at a time, so that registers hold the addresses. Where rows have 128
+  // bytes or more, eight lanes copy a line of them.
   static constexpr i32 copied_keys = 16;
   using Share = LaneShare<copied_keys, smaller(KSlice::chunks, VSlice::chunks) < 8 ? 4 : 8>;
   using Scores = Accumulator<1, score_blocks>;
@@ -2190,9 +2194,9 @@ struct DecodeMainloop {
 
   // ---- Shared memory
 
-  // Places until the loop over keys is over, then totals.
+  // Locations until the loop over keys is over, then totals.
   union Exchanged {
-    SlicePlaces<true> places[paged ? cfg.stages * cfg.warps : 1][slice_keys];
+    KeyLocation<true> locations[paged ? cfg.stages * cfg.warps : 1][slice_keys];
     RowTotals<cfg> totals;
   };
   struct Shared {
@@ -2213,8 +2217,8 @@ struct DecodeMainloop {
   FLASHGEN_DEVICE VSlice v_slice(i32 stage, i32 slice) const {
     return VSlice{base + Smem::kV}.slot(stage * cfg.warps + slice);
   }
-  FLASHGEN_DEVICE AskedPlaces asked_places(i32 stage, i32 slice) const {
-    return {shared().exchanged.places[stage * cfg.warps + slice]};
+  FLASHGEN_DEVICE RequestedLocations requested_locations(i32 stage, i32 slice) const {
+    return {paged ? shared().exchanged.locations[stage * cfg.warps + slice] : nullptr};
   }
 
   // ---- How the warps share a tile
@@ -2228,7 +2232,7 @@ struct DecodeMainloop {
 
   // ---- The loop over tiles of keys
 
-  // How many steps before the copies of keys those of their page numbers start.
+  // The copies of page numbers start so many steps before the copies of their keys.
   static constexpr i32 lead = paged ? cfg.stages - 1 : 0;
 
   FLASHGEN_DEVICE static i32 next_stage(i32 stage) { return stage + 1 < cfg.stages ? stage + 1 : 0; }
@@ -2256,16 +2260,16 @@ struct DecodeMainloop {
     const VisitedTiles<cfg, Mask, Params> visits{p};
     const Range existing = visits.existing_keys(item);
     const auto visited = visits.visited_by(item);
-    Walk<Mask::has_holes> asked(tiles), ahead(tiles);
+    Walk<Mask::has_holes> requests(tiles), ahead(tiles);
     const auto pages = SequencePages::of<paged>(p, item.cached);
-    // Asks for the places of the keys of a tile.
-    const auto ask_next = [&](i32 stage, Thread thread) {
+    // Requests the locations of the keys of a tile.
+    const auto request_next = [&](i32 stage, Thread thread) {
       if constexpr (paged) {
-        asked.advance(thread, visited);
-        if (!asked.over())
-          asked_places(stage, thread.warp)
-              .template ask<slice_keys>(pages, existing, asked.tile * cfg.tile_kv + thread.warp * slice_keys,
-                                        thread);
+        requests.advance(thread, visited);
+        if (!requests.over())
+          requested_locations(stage, thread.warp)
+              .template request<slice_keys>(pages, existing,
+                                            requests.tile * cfg.tile_kv + thread.warp * slice_keys, thread);
       }
     };
     // Starts the copies of the next tile, and returns its number.
@@ -2273,20 +2277,19 @@ struct DecodeMainloop {
       ahead.advance(thread, visited);
       if (!ahead.over()) {
         const i32 first_key = ahead.tile * cfg.tile_kv + thread.warp * slice_keys;
-        const AskedPlaces asked = asked_places(stage, thread.warp);
-        // A part has few addresses, which registers hold.
+        const RequestedLocations requested = requested_locations(stage, thread.warp);
 #pragma unroll
         for (i32 first = 0; first < slice_keys; first += copied_keys) {
-          LanePlaces<paged, Share> places;
+          LaneLocations<paged, Share> own;
           if constexpr (paged) {
-            places = LanePlaces<paged, Share>::of(AskedPlaces{asked.places + first}, thread);
+            own = LaneLocations<paged, Share>::of(RequestedLocations{requested.locations + first}, thread);
           } else {
-            places = LanePlaces<paged, Share>::of(item.cached, existing, first_key + first, thread);
+            own = LaneLocations<paged, Share>::of(item.cached, existing, first_key + first, thread);
           }
-          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, places);
-          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, places);
+          keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
+          values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
         }
-        cache.fetch_scales(stage * cfg.warps + thread.warp, asked, thread);
+        cache.fetch_scales(stage * cfg.warps + thread.warp, requested, thread);
       }
       return ahead.tile;
     };
@@ -2312,7 +2315,7 @@ struct DecodeMainloop {
         for (i32 i = 0; i + 2 < cfg.stages; ++i) in_flight[i] = in_flight[i + 1];
         in_flight[cfg.stages - 2] = fetch_next(filled_stage, here);
       }
-      ask_next(stage_before(filled_stage), here);
+      request_next(stage_before(filled_stage), here);
       cp_async_commit();
       filled_stage = next_stage(filled_stage);
       if (step < 0) continue;

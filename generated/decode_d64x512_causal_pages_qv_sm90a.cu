@@ -977,7 +977,7 @@ struct QueryRows {
 // The type of the cache's elements: the CacheElement policy of the decode mainloop. It says how rows of K and
 // V lie in shared memory, how tensor cores get them and the queries, and how scores and results are scaled.
 //
-//     fetch_scales(slot, places, thread)   starts copies of the scales of a slice of keys
+//     fetch_scales(slot, keys, thread)     starts copies of the scales of a slice of keys
 //     slice_scales(slot, thread)           the scales of a slice's keys:
 //       apply_qk_scales(scores, queries)     multiplies products by the scales of K and Q
 //       add_log_v_scales(logits)             adds logarithms, so that exponentials include the scales of V

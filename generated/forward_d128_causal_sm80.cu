@@ -13,17 +13,17 @@
 //           191  Element types.
 //           253  Finding NaN and infinity.
 //           270  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           338  Operands of warp-level matrix products.
-//           434  Warp-level matrix products.
-//           505  Banded masks.
-//           576  Walking over the tiles that a mask does not rule out.
-//           611  Streaming tiles between global and shared memory.
-//           762  Keeping NaN and infinity where they belong.
-//           833  What a softmax takes exponentials of.
-//           859  What an online softmax keeps of each row from one tile of keys to the next.
-//           872  The online softmax.
-//          1024  What the forward kernel is made of.
-//          1083  The kernel: its configuration, parameters and text.
+//           339  Operands of warp-level matrix products.
+//           435  Warp-level matrix products.
+//           506  Banded masks.
+//           577  Walking over the tiles that a mask does not rule out.
+//           612  Streaming tiles between global and shared memory.
+//           763  Keeping NaN and infinity where they belong.
+//           834  What a softmax takes exponentials of.
+//           860  What an online softmax keeps of each row from one tile of keys to the next.
+//           873  The online softmax.
+//          1025  What the forward kernel is made of.
+//          1084  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -310,7 +310,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

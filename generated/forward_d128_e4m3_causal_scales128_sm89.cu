@@ -12,21 +12,21 @@
 //           211  Element types.
 //           273  Finding NaN and infinity.
 //           292  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           361  Operands of warp-level matrix products.
-//           457  Warp-level matrix products.
-//           528  Banded masks.
-//           599  Walking over the tiles that a mask does not rule out.
-//           634  Streaming tiles between global and shared memory.
-//           764  Keeping NaN and infinity where they belong.
-//           836  What a softmax takes exponentials of.
-//           862  What an online softmax keeps of each row from one tile of keys to the next.
-//           875  The online softmax.
-//          1027  What the forward kernel is made of.
-//          1084  The scales of 8-bit queries, keys and values.
-//          1102  Instructions, one per function: eight_bits.
-//          1132  Sequences of different lengths, packed.
-//          1170  What the forward kernel needs for 8-bit queries, keys and values.
-//          1341  The kernel: its configuration, parameters and text.
+//           362  Operands of warp-level matrix products.
+//           458  Warp-level matrix products.
+//           529  Banded masks.
+//           600  Walking over the tiles that a mask does not rule out.
+//           635  Streaming tiles between global and shared memory.
+//           765  Keeping NaN and infinity where they belong.
+//           837  What a softmax takes exponentials of.
+//           863  What an online softmax keeps of each row from one tile of keys to the next.
+//           876  The online softmax.
+//          1028  What the forward kernel is made of.
+//          1085  The scales of 8-bit queries, keys and values.
+//          1103  Instructions, one per function: eight_bits.
+//          1133  Sequences of different lengths, packed.
+//          1171  What the forward kernel needs for 8-bit queries, keys and values.
+//          1342  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -333,7 +333,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -14,17 +14,17 @@
 //           192  Element types.
 //           254  Finding NaN and infinity.
 //           271  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           339  Operands of warp-level matrix products.
-//           435  Warp-level matrix products.
-//           506  Banded masks.
-//           581  Walking over the tiles that a mask does not rule out.
-//           616  Streaming tiles between global and shared memory.
-//           767  Keeping NaN and infinity where they belong.
-//           838  What a softmax takes exponentials of.
-//           864  What an online softmax keeps of each row from one tile of keys to the next.
-//           877  The online softmax.
-//          1029  What the forward kernel is made of.
-//          1088  The kernel: its configuration, parameters and text.
+//           340  Operands of warp-level matrix products.
+//           436  Warp-level matrix products.
+//           507  Banded masks.
+//           582  Walking over the tiles that a mask does not rule out.
+//           617  Streaming tiles between global and shared memory.
+//           768  Keeping NaN and infinity where they belong.
+//           839  What a softmax takes exponentials of.
+//           865  What an online softmax keeps of each row from one tile of keys to the next.
+//           878  The online softmax.
+//          1030  What the forward kernel is made of.
+//          1089  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -311,7 +311,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -12,19 +12,19 @@
 //           193  Element types.
 //           255  Finding NaN and infinity.
 //           272  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           341  Operands of warp-level matrix products.
-//           437  Warp-level matrix products.
-//           508  Banded masks.
-//           580  Walking over the tiles that a mask does not rule out.
-//           615  Streaming tiles between global and shared memory.
-//           766  Keeping NaN and infinity where they belong.
-//           837  What a softmax takes exponentials of.
-//           863  What an online softmax keeps of each row from one tile of keys to the next.
-//           876  The online softmax.
-//          1028  What the forward kernel is made of.
-//          1085  Philox 4x32-10.
-//          1116  Dropout.
-//          1220  The kernel: its configuration, parameters and text.
+//           342  Operands of warp-level matrix products.
+//           438  Warp-level matrix products.
+//           509  Banded masks.
+//           581  Walking over the tiles that a mask does not rule out.
+//           616  Streaming tiles between global and shared memory.
+//           767  Keeping NaN and infinity where they belong.
+//           838  What a softmax takes exponentials of.
+//           864  What an online softmax keeps of each row from one tile of keys to the next.
+//           877  The online softmax.
+//          1029  What the forward kernel is made of.
+//          1086  Philox 4x32-10.
+//          1117  Dropout.
+//          1221  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -313,7 +313,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

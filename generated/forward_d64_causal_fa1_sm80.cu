@@ -12,16 +12,16 @@
 //           188  Element types.
 //           244  Finding NaN and infinity.
 //           261  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           324  Operands of warp-level matrix products.
-//           420  Warp-level matrix products.
-//           491  Banded masks.
-//           553  Streaming tiles between global and shared memory.
-//           656  Keeping NaN and infinity where they belong.
-//           703  Single elements from floats.
-//           715  What a softmax takes exponentials of.
-//           728  The exponentials of a softmax that subtracts the maximum of each row.
-//           745  What FlashAttention-1's forward kernel is made of.
-//           823  The kernel: its configuration, parameters and text.
+//           325  Operands of warp-level matrix products.
+//           421  Warp-level matrix products.
+//           492  Banded masks.
+//           554  Streaming tiles between global and shared memory.
+//           657  Keeping NaN and infinity where they belong.
+//           704  Single elements from floats.
+//           716  What a softmax takes exponentials of.
+//           729  The exponentials of a softmax that subtracts the maximum of each row.
+//           746  What FlashAttention-1's forward kernel is made of.
+//           824  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -296,7 +296,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -12,19 +12,19 @@
 //           192  Element types.
 //           254  Finding NaN and infinity.
 //           271  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           340  Operands of warp-level matrix products.
-//           436  Warp-level matrix products.
-//           507  Banded masks.
-//           579  Walking over the tiles that a mask does not rule out.
-//           614  Streaming tiles between global and shared memory.
-//           765  Keeping NaN and infinity where they belong.
-//           812  What a softmax takes exponentials of.
-//           838  What an online softmax keeps of each row from one tile of keys to the next.
-//           851  The online softmax.
-//          1003  What the forward kernel is made of.
-//          1060  Keys and values in a cache.
-//          1173  Results of a block that goes over some of the keys.
-//          1226  The kernel: its configuration, parameters and text.
+//           341  Operands of warp-level matrix products.
+//           437  Warp-level matrix products.
+//           508  Banded masks.
+//           580  Walking over the tiles that a mask does not rule out.
+//           615  Streaming tiles between global and shared memory.
+//           766  Keeping NaN and infinity where they belong.
+//           813  What a softmax takes exponentials of.
+//           839  What an online softmax keeps of each row from one tile of keys to the next.
+//           852  The online softmax.
+//          1004  What the forward kernel is made of.
+//          1061  Keys and values in a cache.
+//          1174  Results of a block that goes over some of the keys.
+//          1227  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -312,7 +312,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -11,14 +11,14 @@
 //          172  Element types.
 //          231  Finding NaN and infinity.
 //          248  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          315  Operands of warp-level matrix products.
-//          402  Warp-level matrix products.
-//          473  Banded masks.
-//          506  Streaming tiles between global and shared memory.
-//          618  Keeping NaN and infinity where they belong.
-//          689  What the backward kernels are made of.
-//          713  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          902  The kernel: its configuration, parameters and text.
+//          316  Operands of warp-level matrix products.
+//          403  Warp-level matrix products.
+//          474  Banded masks.
+//          507  Streaming tiles between global and shared memory.
+//          619  Keeping NaN and infinity where they belong.
+//          690  What the backward kernels are made of.
+//          714  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          903  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -287,7 +287,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -12,18 +12,18 @@
 //           191  Element types.
 //           253  Finding NaN and infinity.
 //           270  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           339  Operands of warp-level matrix products.
-//           453  Warp-level matrix products.
-//           524  Banded masks.
-//           595  Walking over the tiles that a mask does not rule out.
-//           630  Streaming tiles between global and shared memory.
-//           781  Keeping NaN and infinity where they belong.
-//           852  What a softmax takes exponentials of.
-//           878  What an online softmax keeps of each row from one tile of keys to the next.
-//           891  The online softmax.
-//          1043  What the forward kernel is made of.
-//          1100  Sequences of different lengths, packed.
-//          1150  The kernel: its configuration, parameters and text.
+//           340  Operands of warp-level matrix products.
+//           454  Warp-level matrix products.
+//           525  Banded masks.
+//           596  Walking over the tiles that a mask does not rule out.
+//           631  Streaming tiles between global and shared memory.
+//           782  Keeping NaN and infinity where they belong.
+//           853  What a softmax takes exponentials of.
+//           879  What an online softmax keeps of each row from one tile of keys to the next.
+//           892  The online softmax.
+//          1044  What the forward kernel is made of.
+//          1101  Sequences of different lengths, packed.
+//          1151  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -311,7 +311,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

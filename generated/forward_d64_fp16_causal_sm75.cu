@@ -12,17 +12,17 @@
 //           181  Element types.
 //           243  Finding NaN and infinity.
 //           260  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           328  Operands of warp-level matrix products.
-//           424  Warp-level matrix products.
-//           496  Banded masks.
-//           567  Walking over the tiles that a mask does not rule out.
-//           602  Streaming tiles between global and shared memory.
-//           755  Keeping NaN and infinity where they belong.
-//           826  What a softmax takes exponentials of.
-//           852  What an online softmax keeps of each row from one tile of keys to the next.
-//           865  The online softmax.
-//          1017  What the forward kernel is made of.
-//          1076  The kernel: its configuration, parameters and text.
+//           329  Operands of warp-level matrix products.
+//           425  Warp-level matrix products.
+//           497  Banded masks.
+//           568  Walking over the tiles that a mask does not rule out.
+//           603  Streaming tiles between global and shared memory.
+//           756  Keeping NaN and infinity where they belong.
+//           827  What a softmax takes exponentials of.
+//           853  What an online softmax keeps of each row from one tile of keys to the next.
+//           866  The online softmax.
+//          1018  What the forward kernel is made of.
+//          1077  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -300,7 +300,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -11,16 +11,16 @@
 // contents   28  Instructions, one per function: types, device, copy, math, matrix.
 //           191  Element types.
 //           253  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           321  Operands of warp-level matrix products.
-//           417  Warp-level matrix products.
-//           488  Banded masks.
-//           555  Walking over the tiles that a mask does not rule out.
-//           590  Streaming tiles between global and shared memory.
-//           741  What a softmax takes exponentials of.
-//           767  What an online softmax keeps of each row from one tile of keys to the next.
-//           780  The online softmax.
-//           932  What the forward kernel is made of.
-//           991  The kernel: its configuration, parameters and text.
+//           322  Operands of warp-level matrix products.
+//           418  Warp-level matrix products.
+//           489  Banded masks.
+//           556  Walking over the tiles that a mask does not rule out.
+//           591  Streaming tiles between global and shared memory.
+//           742  What a softmax takes exponentials of.
+//           768  What an online softmax keeps of each row from one tile of keys to the next.
+//           781  The online softmax.
+//           933  What the forward kernel is made of.
+//           992  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -293,7 +293,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

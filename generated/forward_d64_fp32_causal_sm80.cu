@@ -12,17 +12,17 @@
 //           167  Element types.
 //           234  Finding NaN and infinity.
 //           251  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           319  Operands of warp-level matrix products.
-//           512  Warp-level matrix products.
-//           593  Banded masks.
-//           664  Walking over the tiles that a mask does not rule out.
-//           699  Streaming tiles between global and shared memory.
-//           850  Keeping NaN and infinity where they belong.
-//           920  What a softmax takes exponentials of.
-//           946  What an online softmax keeps of each row from one tile of keys to the next.
-//           959  The online softmax.
-//          1111  What the forward kernel is made of.
-//          1170  The kernel: its configuration, parameters and text.
+//           320  Operands of warp-level matrix products.
+//           513  Warp-level matrix products.
+//           594  Banded masks.
+//           665  Walking over the tiles that a mask does not rule out.
+//           700  Streaming tiles between global and shared memory.
+//           851  Keeping NaN and infinity where they belong.
+//           921  What a softmax takes exponentials of.
+//           947  What an online softmax keeps of each row from one tile of keys to the next.
+//           960  The online softmax.
+//          1112  What the forward kernel is made of.
+//          1171  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -291,7 +291,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

@@ -11,16 +11,16 @@
 // contents   28  Instructions, one per function: types, device, copy, math, matrix.
 //           185  Element types.
 //           247  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           316  Operands of warp-level matrix products.
-//           412  Warp-level matrix products.
-//           483  Banded masks.
-//           550  Walking over the tiles that a mask does not rule out.
-//           585  Streaming tiles between global and shared memory.
-//           736  What a softmax takes exponentials of.
-//           762  What an online softmax keeps of each row from one tile of keys to the next.
-//           775  The online softmax.
-//           927  What the forward kernel is made of.
-//          1051  The kernel: its configuration, parameters and text.
+//           317  Operands of warp-level matrix products.
+//           413  Warp-level matrix products.
+//           484  Banded masks.
+//           551  Walking over the tiles that a mask does not rule out.
+//           586  Streaming tiles between global and shared memory.
+//           737  What a softmax takes exponentials of.
+//           763  What an online softmax keeps of each row from one tile of keys to the next.
+//           776  The online softmax.
+//           928  What the forward kernel is made of.
+//          1052  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -288,7 +288,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;

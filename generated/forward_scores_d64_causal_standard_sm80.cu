@@ -11,12 +11,12 @@
 // contents  24  Instructions, one per function: types, device, copy, matrix.
 //          159  Element types.
 //          209  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          273  Operands of warp-level matrix products.
-//          360  Warp-level matrix products.
-//          431  Streaming tiles between global and shared memory.
-//          479  What the backward kernels are made of.
-//          503  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          720  The kernel: its configuration, parameters and text.
+//          274  Operands of warp-level matrix products.
+//          361  Warp-level matrix products.
+//          432  Streaming tiles between global and shared memory.
+//          480  What the backward kernels are made of.
+//          504  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          721  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -245,7 +245,8 @@ struct SharedTile {
 };
 
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
+// is one addition along rows, one xor along columns. A caller that advances by less adds the change of the
+// swizzle to its step along columns.
 template <class Tile>
 struct Cursor {
   i32 row_offset;
