@@ -76,8 +76,8 @@ BUGS = {
     ),
     "offset of a page in 32 bits": Bug(
         forward(cache="paged"),
-        "page * page_stride + row * row_stride",
-        "page * static_cast<i32>(page_stride) + row * row_stride",
+        "own_page * page_stride + own_row * row_stride",
+        "static_cast<i32>(own_page) * static_cast<i32>(page_stride) + own_row * row_stride",
         lambda case: case.layouts[1] == "huge-batch-stride",
         roles=("decode",),
     ),
