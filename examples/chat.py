@@ -61,8 +61,8 @@ def serve(model, attention, chats, turns, message, reply, **_):
         for is_timed in (False, True):
             histories = [list(chat[0]) for chat in messages]
             start, unfinished = time.perf_counter(), chats
-            for i in range(chats):
-                manager.add_request(histories[i], f"{is_timed}/{i}/0")
+            for i, history in enumerate(histories):
+                manager.add_request(history, f"{is_timed}/{i}/0")
             while unfinished and manager.is_running():
                 result = manager.get_result(timeout=1.0)
                 if result is None or not result.is_finished():

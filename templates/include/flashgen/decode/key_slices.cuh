@@ -113,18 +113,16 @@ struct LaneLocations {
     for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = own.of_lane(row + h * Share::row_step);
     return found;
   }
-  // Without pages. `keys`: those that exist.
-  FLASHGEN_DEVICE static LaneLocations of(const CachedSequence& cached, Range keys, i32 first_key,
-                                          Thread thread) {
-    static_assert(!paged, "pages have locations of their own");
+  // Without pages, where nothing is to be looked up. `keys`: those that exist.
+  template <class Params>
+  FLASHGEN_DEVICE static LaneLocations of(const Params& p, const CachedSequence& cached, Range keys,
+                                          i32 first_key, Thread thread) {
+    static_assert(!paged, "page numbers are requested ahead");
     const i32 first = first_key + thread.lane / Share::lanes_of_row;
     LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const i32 key = first + h * Share::row_step;
-      found.rows[h] =
-          keys.has(key) ? KeyLocation<paged>{0, cached.first_key + key} : KeyLocation<paged>{-1, 0};
-    }
+    for (i32 h = 0; h < Share::rows; ++h)
+      found.rows[h] = KeyLocation<paged>::of(p, cached, keys, first + h * Share::row_step);
     return found;
   }
   // Of locations whose page numbers have arrived.

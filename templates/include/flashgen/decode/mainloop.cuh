@@ -150,7 +150,7 @@ struct DecodeMainloop {
           if constexpr (paged) {
             own = LaneLocations<paged, Share>::of(RequestedLocations{requested.locations + first}, thread);
           } else {
-            own = LaneLocations<paged, Share>::of(item.cached, existing, first_key + first, thread);
+            own = LaneLocations<paged, Share>::of(p, item.cached, existing, first_key + first, thread);
           }
           keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
           values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
