@@ -33,25 +33,25 @@
 //           843  The sizes of a decode kernel.
 //           883  The rows of a tile.
 //           991  Bringing keys and values to shared memory.
-//          1169  Finding NaN and infinity.
-//          1190  Walking over the tiles that a mask does not rule out.
-//          1225  Keeping NaN and infinity where they belong.
-//          1241  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1307  Thread blocks that go over the same keys at the same time, each for different rows.
-//          1342  Results of a part of the keys.
-//          1417  What happens to products Q K^T before the softmax.
-//          1434  The results of rows.
-//          1578  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1617  From the results of warps, each with keys of its own, to those of a thread block.
-//          1740  Which tiles of keys a thread block works on.
-//          1944  What a thread block computes of an item.
-//          2008  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2051  Attention of few new tokens to a cache.
-//          2294  Queries for a cache of 8-bit floats.
-//          2465  Instructions, one per function: eight_bits.
-//          2500  8-bit floats.
-//          2527  A cache of 8-bit floats.
-//          2657  The kernel: its configuration, parameters and text.
+//          1167  Finding NaN and infinity.
+//          1188  Walking over the tiles that a mask does not rule out.
+//          1223  Keeping NaN and infinity where they belong.
+//          1239  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1305  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1340  Results of a part of the keys.
+//          1415  What happens to products Q K^T before the softmax.
+//          1432  The results of rows.
+//          1576  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1615  From the results of warps, each with keys of its own, to those of a thread block.
+//          1738  Which tiles of keys a thread block works on.
+//          1942  What a thread block computes of an item.
+//          2006  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2049  Attention of few new tokens to a cache.
+//          2292  Queries for a cache of 8-bit floats.
+//          2463  Instructions, one per function: eight_bits.
+//          2498  8-bit floats.
+//          2525  A cache of 8-bit floats.
+//          2655  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1100,18 +1100,16 @@ struct LaneLocations {
     for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = own.of_lane(row + h * Share::row_step);
     return found;
   }
-  // Without pages. `keys`: those that exist.
-  FLASHGEN_DEVICE static LaneLocations of(const CachedSequence& cached, Range keys, i32 first_key,
-                                          Thread thread) {
-    static_assert(!paged, "pages have locations of their own");
+  // Without pages, where nothing is to be looked up. `keys`: those that exist.
+  template <class Params>
+  FLASHGEN_DEVICE static LaneLocations of(const Params& p, const CachedSequence& cached, Range keys,
+                                          i32 first_key, Thread thread) {
+    static_assert(!paged, "page numbers are requested ahead");
     const i32 first = first_key + thread.lane / Share::lanes_of_row;
     LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const i32 key = first + h * Share::row_step;
-      found.rows[h] =
-          keys.has(key) ? KeyLocation<paged>{0, cached.first_key + key} : KeyLocation<paged>{-1, 0};
-    }
+    for (i32 h = 0; h < Share::rows; ++h)
+      found.rows[h] = KeyLocation<paged>::of(p, cached, keys, first + h * Share::row_step);
     return found;
   }
   // Of locations whose page numbers have arrived.
@@ -2187,7 +2185,7 @@ struct DecodeMainloop {
           if constexpr (paged) {
             own = LaneLocations<paged, Share>::of(RequestedLocations{requested.locations + first}, thread);
           } else {
-            own = LaneLocations<paged, Share>::of(item.cached, existing, first_key + first, thread);
+            own = LaneLocations<paged, Share>::of(p, item.cached, existing, first_key + first, thread);
           }
           keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
           values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);

@@ -26,22 +26,22 @@
 //           850  The sizes of a decode kernel.
 //           890  The rows of a tile.
 //          1051  Bringing keys and values to shared memory.
-//          1229  The type of the cache's elements.
-//          1270  Finding NaN and infinity.
-//          1287  Walking over the tiles that a mask does not rule out.
-//          1322  Keeping NaN and infinity where they belong.
-//          1338  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
-//          1404  Thread blocks that go over the same keys at the same time, each for different rows.
-//          1439  Results of a part of the keys.
-//          1514  What happens to products Q K^T before the softmax.
-//          1531  The results of rows.
-//          1675  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
-//          1714  From the results of warps, each with keys of its own, to those of a thread block.
-//          1837  Which tiles of keys a thread block works on.
-//          2041  What a thread block computes of an item.
-//          2105  Which keys, and which tiles of them, the rows of an item may attend to.
-//          2148  Attention of few new tokens to a cache.
-//          2393  The kernel: its configuration, parameters and text.
+//          1227  The type of the cache's elements.
+//          1268  Finding NaN and infinity.
+//          1285  Walking over the tiles that a mask does not rule out.
+//          1320  Keeping NaN and infinity where they belong.
+//          1336  P V of a slice that the mask cuts, where V may hold NaN or infinity for keys that a row must not attend to.
+//          1402  Thread blocks that go over the same keys at the same time, each for different rows.
+//          1437  Results of a part of the keys.
+//          1512  What happens to products Q K^T before the softmax.
+//          1529  The results of rows.
+//          1673  Accumulators of a warp's 16 rows in memory, in the layout of its lanes.
+//          1712  From the results of warps, each with keys of its own, to those of a thread block.
+//          1835  Which tiles of keys a thread block works on.
+//          2039  What a thread block computes of an item.
+//          2103  Which keys, and which tiles of them, the rows of an item may attend to.
+//          2146  Attention of few new tokens to a cache.
+//          2391  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1160,18 +1160,16 @@ struct LaneLocations {
     for (i32 h = 0; h < Share::rows; ++h) found.rows[h] = own.of_lane(row + h * Share::row_step);
     return found;
   }
-  // Without pages. `keys`: those that exist.
-  FLASHGEN_DEVICE static LaneLocations of(const CachedSequence& cached, Range keys, i32 first_key,
-                                          Thread thread) {
-    static_assert(!paged, "pages have locations of their own");
+  // Without pages, where nothing is to be looked up. `keys`: those that exist.
+  template <class Params>
+  FLASHGEN_DEVICE static LaneLocations of(const Params& p, const CachedSequence& cached, Range keys,
+                                          i32 first_key, Thread thread) {
+    static_assert(!paged, "page numbers are requested ahead");
     const i32 first = first_key + thread.lane / Share::lanes_of_row;
     LaneLocations found;
 #pragma unroll
-    for (i32 h = 0; h < Share::rows; ++h) {
-      const i32 key = first + h * Share::row_step;
-      found.rows[h] =
-          keys.has(key) ? KeyLocation<paged>{0, cached.first_key + key} : KeyLocation<paged>{-1, 0};
-    }
+    for (i32 h = 0; h < Share::rows; ++h)
+      found.rows[h] = KeyLocation<paged>::of(p, cached, keys, first + h * Share::row_step);
     return found;
   }
   // Of locations whose page numbers have arrived.
@@ -2284,7 +2282,7 @@ struct DecodeMainloop {
           if constexpr (paged) {
             own = LaneLocations<paged, Share>::of(RequestedLocations{requested.locations + first}, thread);
           } else {
-            own = LaneLocations<paged, Share>::of(item.cached, existing, first_key + first, thread);
+            own = LaneLocations<paged, Share>::of(p, item.cached, existing, first_key + first, thread);
           }
           keys.start(k_slice(stage, thread.warp).from_row(first), p.k_batch, p.k_row, own);
           values.start(v_slice(stage, thread.warp).from_row(first), p.v_batch, p.v_row, own);
